@@ -96,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "errors", "util", "types", "actors", "cluster", "env_workers", "rollout",
         "reporting", "engines", "learner", "envs", "models", "pipelines", "evaluation",
-        "team", "remote_rollout", "run", "serving",
+        "team", "remote_rollout", "run", "serving", "endpoint",
     },
     "recipes": {
         "errors", "util", "types", "actors", "algorithms", "env_workers", "scoring",

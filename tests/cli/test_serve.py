@@ -1,17 +1,24 @@
 """`vla-rl serve` serves a checkpoint to any client of openpi's protocol."""
 
+import asyncio
+import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI, AuthenticationError
 from served_policy import serving
 from websockets.sync.client import connect
 
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.serve import ServeConfig, serve_policy
 from vla_rl.errors import CheckpointError
+from vla_rl.models.language.tiny import TinyConfig, write_tiny
 from vla_rl.models.loading import BASE_POLICY
 from vla_rl.serving.openpi_messages import decode_message, encode_message
+from vla_rl.serving.policy_server import ServerConfig
 
 IMAGE = np.zeros((224, 224, 3), np.uint8)
 OBSERVATION = {
@@ -51,3 +58,44 @@ async def test_a_dry_run_shows_what_clients_send_and_serves_nothing(
 async def test_a_folder_that_is_no_checkpoint_is_named() -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         await serve_policy(Command(Launch(), ServeConfig(checkpoint="no/such/folder")))
+
+
+async def test_a_language_model_is_served_to_openais_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["hello, what is 1 + 2?"] * 8
+    (tmp_path / "model").mkdir()
+    await asyncio.to_thread(write_tiny, tmp_path / "model", TinyConfig(), texts, 0)
+    config = ServeConfig(
+        checkpoint=str(tmp_path / "model"), protocol="openai", server=ServerConfig(port=0), temperature=1.0
+    )  # fmt: skip
+    serving = asyncio.create_task(serve_policy(Command(Launch(), config)))
+    printed = ""
+    while "serving at " not in printed:
+        await asyncio.sleep(0.01)
+        assert not serving.done(), serving.exception()
+        printed += capsys.readouterr().out
+    address = printed.partition("serving at ")[2].partition(",")[0]
+    async with AsyncOpenAI(base_url=address, api_key="local") as client:
+        assert [each.id async for each in client.models.list()] == ["model"]
+        asked: Any = {
+            "model": "model",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 5,
+        }
+        replies = [await client.chat.completions.create(**asked) for _ in range(2)]
+    assert replies[0].usage is not None
+    assert replies[0].usage.completion_tokens == 5
+    # each reply has a seed of its own
+    assert replies[0].choices[0].message.content != replies[1].choices[0].message.content
+    async with AsyncOpenAI(base_url=address, api_key="another") as client:
+        with pytest.raises(AuthenticationError):
+            await client.chat.completions.create(**asked)
+    async with AsyncOpenAI(base_url=address, api_key="local") as client:
+        long = asyncio.create_task(client.chat.completions.create(**{**asked, "max_tokens": 200}))
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        last = await long
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 200
+    assert await serving == 0

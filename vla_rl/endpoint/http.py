@@ -17,6 +17,7 @@ import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -203,10 +204,16 @@ class ConnectionListener:
     Args:
         make: makes a protocol for each connection.
         max_connections: most open connections.
+        tls: TLS settings; None: connections are not encrypted.
     """
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], max_connections: int) -> None:
-        self._make, self._max = make, max_connections
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._make, self._max, self._tls = make, max_connections, tls
         self._open: set[Connection] = set()
         self._strangers: dict[Connection, None] = {}
         self._closed_one = asyncio.Event()
@@ -264,7 +271,7 @@ class ConnectionListener:
                 continue
             try:
                 await self._wait_for_room()
-                await loop.connect_accepted_socket(self._connection, accepted)
+                await loop.connect_accepted_socket(self._connection, accepted, ssl=self._tls)
             except OSError:
                 accepted.close()
             except asyncio.CancelledError:

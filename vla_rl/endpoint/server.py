@@ -35,9 +35,9 @@ from vla_rl.endpoint.http import (
 )
 from vla_rl.endpoint.messages import read_anthropic_request
 from vla_rl.endpoint.responses import read_response_request
-from vla_rl.endpoint.session import Session, generate_replies, new_key
+from vla_rl.endpoint.session import Session, UnrecordedSession, generate_replies, new_key
 from vla_rl.types import Config, LanguagePolicies, PositiveFloat, PositiveInt
-from vla_rl.util.addresses import is_local_address
+from vla_rl.util.listening import is_local_address, tls_context
 from vla_rl.util.tasks import leave_group
 from vla_rl.util.values import excerpt
 
@@ -52,8 +52,14 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     """Port to listen on; 0: any free port."""
 
     allow_remote: bool = False
-    """Allow a `host` that other machines can reach. Requests are neither encrypted nor limited in
-    rate: use it only in a network that you trust."""
+    """Allow a `host` that other machines can reach. Requests are not limited in rate, and encrypted
+    with `tls_certificate` alone: without it, use it only in a network that you trust."""
+
+    tls_certificate: str | None = None
+    """PEM file with the certificate chain; clients then use https://."""
+
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
 
     model: str = "policy"
     """Name that `/v1/models` lists if there is one policy. Requests may name any model."""
@@ -142,7 +148,10 @@ class Endpoint:
             keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
             lingering_time=_LINGER_S,
         )
-        self._listener = ConnectionListener(protocol, self._config.max_connections)
+        config = self._config
+        self._listener = ConnectionListener(
+            protocol, config.max_connections, tls_context(config.tls_certificate, config.tls_key)
+        )
         try:
             await self._listener.bind(self._config.host, self._config.port)
         except OSError:
@@ -182,7 +191,8 @@ class Endpoint:
         """The `base_url` for clients."""
         assert self._listener is not None
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        return f"http://{host}:{self._listener.port}/v1"
+        scheme = "http" if self._config.tls_certificate is None else "https"
+        return f"{scheme}://{host}:{self._listener.port}/v1"
 
     @property
     def num_connections(self) -> int:
@@ -190,15 +200,20 @@ class Endpoint:
         return 0 if self._listener is None else self._listener.num_open
 
     @contextmanager
-    def session(self, policy: LanguagePolicies, *, api_key: str | None = None) -> Iterator[Session]:
+    def session(
+        self, policy: LanguagePolicies, *, api_key: str | None = None, is_recorded: bool = True
+    ) -> Iterator[Session]:
         """Make a key for one episode; it becomes invalid at the end of the block.
 
         Args:
             policy: one policy, or one for each agent by name.
             api_key: key of an earlier session that has ended, for clients that cannot change
                 theirs; None makes a new one.
+            is_recorded: whether the replies become a trajectory; False for a server that runs for
+                ever, which keeps the latest conversations alone.
         """
-        session = Session(policy, self.base_url, new_key() if api_key is None else api_key)
+        kind = Session if is_recorded else UnrecordedSession
+        session = kind(policy, self.base_url, new_key() if api_key is None else api_key)
         digest = _digest(session.api_key)
         if digest in self._sessions:
             raise ValueError(

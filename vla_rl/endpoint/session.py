@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ from vla_rl.types import (
 def new_key() -> str:
     """Return a random key that is too long to guess."""
     return f"vla-{secrets.token_urlsafe(24)}"
+
+
+MOST_REMEMBERED: Final = 1000
+"""Conversations that a session without a record keeps for requests that continue one."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +102,11 @@ class Session:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    async def wait_answered(self, timeout_s: float) -> None:
+        """Wait until the requests that are being answered now have their answers, or time is up."""
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=timeout_s)
+
     def cancel_requests(self) -> None:
         """Cancel the requests that are still being answered. The record stays."""
         for task in self._running:
@@ -141,6 +150,19 @@ class Session:
                 "num_tokens": sum(len(step.chunk.tokens) for step in steps),
             },
         )
+
+
+class UnrecordedSession(Session):
+    """A session that makes no trajectory: of a server that answers for as long as it runs."""
+
+    def record_call(self, agent: str, completion: Completion) -> None:
+        """Do nothing."""
+
+    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+        """Store a conversation, and forget the oldest beyond the latest 1,000."""
+        super().remember(answer_id, conversation)
+        if len(self._conversations) > MOST_REMEMBERED:
+            del self._conversations[next(iter(self._conversations))]
 
 
 def find_threads(calls: Sequence[RecordedCall]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.torch_engine import TorchActionEngine
+from vla_rl.engines.torch_engine import TorchEngine
 from vla_rl.errors import CheckpointError, VlaRlError
 from vla_rl.learner.checkpoint.folders import latest_checkpoint, update_in_name
 
@@ -28,12 +28,19 @@ WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".pt", ".bin", ".json"})
 class Found(NamedTuple):
     """A policy's folder as it was found."""
 
+    checkpoint: Path
+    """Folder of the run or of the policy, in which newer ones are looked for."""
+
     folder: Path
     version: int
     """The update that a run's checkpoint is named for; the number of reloads of any other folder."""
 
     files: tuple[tuple[str, int, int], ...]
     """Name, size and time of change (ns) of each file, to notice a newer one."""
+
+    def is_same(self, other: "Found | None") -> bool:
+        """Return whether the files are the same, whatever the number of reloads."""
+        return other is not None and (self.folder, self.files) == (other.folder, other.files)
 
 
 def find_policy(checkpoint: Path, reloads: int = 0) -> Found:
@@ -50,7 +57,7 @@ def find_policy(checkpoint: Path, reloads: int = 0) -> Found:
     update = update_in_name(folder.resolve())
     if (folder / "policy").is_dir():
         version, folder = update if update is not None else reloads, folder / "policy"
-    return Found(folder, version, _list_files(folder))
+    return Found(checkpoint, folder, version, _list_files(folder))
 
 
 def _list_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -92,7 +99,7 @@ class CheckpointWatcher:
         checkpoint: Path,
         load: Callable[[Path], Any],
         model: Any,
-        engine: TorchActionEngine,
+        engine: TorchEngine,
         lane: DeviceLane,
         found: Found,
     ) -> None:
@@ -117,7 +124,7 @@ class CheckpointWatcher:
         newest: Found | None = None
         try:
             newest = await asyncio.to_thread(find_policy, self._checkpoint, self._num_reloads + 1)
-            if newest[::2] in (self.state.served[::2], (self.state.failed or (None,) * 3)[::2]):
+            if newest.is_same(self.state.served) or newest.is_same(self.state.failed):
                 return False
             await self._take_over(newest)
         # a folder that is being replaced may fail in any of these ways, and is whole a moment later

@@ -14,7 +14,6 @@ import asyncio
 import hmac
 import itertools
 import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -41,7 +40,7 @@ from vla_rl.types import (
     Sampling,
     derive_seed,
 )
-from vla_rl.util.addresses import is_local_address
+from vla_rl.util.listening import is_local_address, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -106,20 +105,6 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
         )
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None without a certificate. Raises: ConfigError."""
-        if self.tls_certificate is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.tls_certificate, self.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"tls_certificate {self.tls_certificate} and tls_key {self.tls_key} cannot be "
-                f"used: {error}"
-            ) from error
-        return context
-
 
 class PolicyServer:
     """Serves one policy to any number of clients; listens inside `async with`.
@@ -161,7 +146,7 @@ class PolicyServer:
                 self._serve_connection,
                 config.host,
                 config.port,
-                ssl=config.tls_context(),
+                ssl=tls_context(config.tls_certificate, config.tls_key),
                 process_request=self._process_request,
                 # images do not shrink, and deflate would cost more than the policy of a small one
                 compression=None,

@@ -254,7 +254,7 @@ class RemotePolicyServer:
         """Answer one observation on a connection of its own. Raises: PolicyServerLost."""
         async with self._connected() as (connection, _):
             with self.naming_losses():
-                await connection.begin_episode(str(observation.get("instruction", "")))
+                await connection.begin_episode(observation.get("instruction", ""))
             return await _RemoteEpisodePolicy(self, connection).act(observation, sampling)
 
     async def run_agent(self, env: Env, policy: Policy) -> Trajectory:
