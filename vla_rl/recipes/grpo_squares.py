@@ -1,9 +1,10 @@
 """A vision-language agent learns to answer questions about images:
 `python -m vla_rl.recipes.grpo_squares`.
 
-Each episode shows an image with one square and asks for its side or its colour; the right word earns
-1. The images are drawn with NumPy, so nothing but the policy is loaded: any vision-language
-checkpoint of the kinds in docs/language.md, whose vision tower is trained too unless it is frozen.
+Each episode shows an image with squares, or what a driver sees, and asks for a side, a colour, a
+number or a traffic light; the right word earns 1. With several images the question comes again with
+each. No simulator is started: any vision-language checkpoint of the kinds in docs/language.md is
+trained, its vision tower too unless it is frozen.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
-from vla_rl.envs.text.questions import QUESTIONS, draw_square
+from vla_rl.envs.text.scenes import SCENES
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
@@ -66,11 +67,15 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     policy: str = "Qwen/Qwen2.5-VL-3B-Instruct"
     """Folder or hub id of the checkpoint to start from: a Qwen2.5-VL, Qwen3-VL or SmolVLM."""
 
-    question: Literal["side", "colour"] = "side"
-    """side: is the square on the left or on the right; colour: which of four colours it has."""
+    question: Literal["side", "colour", "count", "light"] = "side"
+    """side: is the square on the left or on the right; colour: which of four colours it has; count: are
+    there one, two, three or four squares; light: is the traffic light ahead red or green."""
+
+    num_images: PositiveInt = 1
+    """Images of an episode, one a turn, each with the question; needs as many `chat.max_turns`."""
 
     size: Annotated[int, msgspec.Meta(ge=8)] = 112
-    """Height and width of the images in pixels."""
+    """Height and width of the images in pixels; at least 56 for "light"."""
 
     freeze_vision: bool = False
     """Whether the vision tower keeps its weights; otherwise it is trained with the rest."""
@@ -84,10 +89,19 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     num_tries: PositiveInt = 4
     """Episodes of each validation image."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.num_images <= self.chat.max_turns,
+            "num_images",
+            f"at most chat.max_turns = {self.chat.max_turns}, because each image is a turn",
+        )
+
     @property
     def env(self) -> EnvSpec:
         """Specification of the environment."""
-        return EnvSpec(id=ENV_ID, kwargs={"question": self.question, "size": self.size})
+        more = {"num_images": self.num_images} if self.num_images > 1 else {}
+        return EnvSpec(id=ENV_ID, kwargs={"question": self.question, "size": self.size, **more})
 
     @property
     def max_reply(self) -> int:
@@ -131,18 +145,21 @@ def load_vision_policy(config: GrpoSquaresConfig) -> "VisionLanguageModel":
 
 
 def episode_footprint(config: GrpoSquaresConfig, model: "VisionLanguageModel") -> EpisodeFootprint:
-    """Return what an episode needs: one image, its question, and a reply."""
-    image, _, _ = draw_square(0, config.size)
-    asked = Message(role="user", images=(image,), content=QUESTIONS[config.question])
-    num_prompt_tokens = len(model.render([asked]))
+    """Return what an episode needs: its images, a question for each, and replies."""
+    scene = SCENES[config.question]
+    image = scene.draw(0, config.size).image
+    asked = Message(role="user", images=(image,), content=scene.asked)
+    # each turn shows the images before it again; only the first has the template's beginning
+    num_prompt_tokens = config.num_images * len(model.render([asked]))
     return EpisodeFootprint(
         what_runs=ENV_ID,
         simulator_mb=0,
         server_mb=0,
-        chunk_bytes=image.nbytes + 16 * (num_prompt_tokens + config.max_reply),
-        num_chunks=1,
+        chunk_bytes=config.num_images * image.nbytes
+        + 16 * (num_prompt_tokens + config.num_images * config.max_reply),
+        num_chunks=config.num_images,
         observation_tokens=num_prompt_tokens,
-        observation_images=((config.size, config.size),),
+        observation_images=((config.size, config.size),) * config.num_images,
     )
 
 

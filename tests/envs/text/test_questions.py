@@ -18,11 +18,10 @@ from vla_rl.envs.text.arithmetic_conversations import (
     draw_conversation,
     draw_pair_conversation,
 )
-from vla_rl.envs.text.questions import COLOURS, draw_square, open_index
+from vla_rl.envs.text.questions import open_index
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
 from vla_rl.types import (
-    ChoiceFormat,
     EnvSpec,
     Info,
     Message,
@@ -161,23 +160,6 @@ async def test_a_row_that_the_scorer_cannot_compare_with_is_named(tmp_path: Path
             await env.step(say("print(2)"))
 
 
-@pytest.mark.parametrize("question", ["side", "colour"])
-async def test_only_the_word_that_describes_the_image_earns_1(question: str) -> None:
-    image, colour, side = draw_square(3, 40)
-    right = side if question == "side" else colour
-    spec = spec_of("text/square", seed=3, question=question, size=40)
-    async with TextEnvPool() as pool:
-        for word in ("left", "right", *COLOURS):
-            async with pool.lease(spec) as env:
-                start = await env.reset()
-                (shown,) = start.messages[0].images
-                assert (shown == image).all()
-                assert isinstance(start.options.format, ChoiceFormat)
-                assert right in start.options.format.choices
-                outcome = await env.step(say(f" {word.title()}"))
-                assert (outcome.reward, outcome.terminated) == (float(word == right), True)
-
-
 class Counted(TextTask):
     """Asks twice, each time with another rule."""
 
@@ -195,11 +177,6 @@ async def test_rules_of_a_question_are_for_its_reply_alone_and_hold_after_tools(
         called = await env.step(ask_tool(errors=("a tool call is not JSON",)))
         assert called.options == start.options
         assert (await env.step(say("a"))).options.format is None
-
-
-def test_an_image_too_small_for_a_square_is_refused() -> None:
-    with pytest.raises(ConfigError, match="size=4: expected an image of at least 8 pixels"):
-        make_text_task(EnvSpec(id="text/square", kwargs={"size": 4}))
 
 
 def call(expression: str) -> Message:

@@ -14,6 +14,7 @@ from vla_rl.envs.driving.observing import (
     check_crop,
     check_route_points,
     get_camera_key,
+    make_car,
     make_observation_space,
 )
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, decode_plan
@@ -34,7 +35,7 @@ from vla_rl.envs.driving.scores.motion import (
     drive_car,
     get_box_centre,
 )
-from vla_rl.envs.driving.scores.scene import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.scores.scene import PACIFICA
 from vla_rl.envs.driving.world import CONE, WALKER, Split, choose_scene, draw_world
 from vla_rl.types import Info, Observation
 
@@ -148,8 +149,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
                 self._world, self._cameras, self._size, self._crop, self._route_points
             )
             self._number = number
-        s = self._world.start
-        self._car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
+        self._car = make_car(self._world.start)
         self._traffic = self._world.traffic.copy()
         self._poses = self._traffic.poses()
         self._sizes = self._traffic.sizes()

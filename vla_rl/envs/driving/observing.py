@@ -14,6 +14,7 @@ from gymnasium import spaces
 from vla_rl.envs.driving.roads import COMMANDS, Roads
 from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.motion import Car, get_box_centre
+from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import CAR, CONE, CYCLIST, WALKER, World
 from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
@@ -321,6 +322,11 @@ def make_observation_space(
         parts["route"] = spaces.Box(-reach_m, reach_m, (ROUTE_POINTS, 2), np.float32)
     parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
     return spaces.Dict(parts)
+
+
+def make_car(state: Floats) -> Car:
+    """Return the car in a state [11] of the scores."""
+    return Car(*(float(state[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
 
 
 class Observer:

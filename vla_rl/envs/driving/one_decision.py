@@ -20,6 +20,7 @@ from vla_rl.envs.driving.observing import (
     check_crop,
     check_route_points,
     get_camera_key,
+    make_car,
     make_observation_space,
 )
 from vla_rl.envs.driving.plan_actions import (
@@ -32,9 +33,7 @@ from vla_rl.envs.driving.plan_actions import (
 from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, extend_path, propose
 from vla_rl.envs.driving.scores import Scene, Version, score_waypoints
 from vla_rl.envs.driving.scores.geometry import Floats
-from vla_rl.envs.driving.scores.motion import Car
 from vla_rl.envs.driving.scores.pdm import measure_backward, parse_reward, weigh_reward
-from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import (
     NUM_SCENES,
     TRAFFIC_STEP_S,
@@ -327,7 +326,7 @@ class _DrawnScene:
     ) -> None:
         self.world = world
         self._scenes: dict[Version, Scene] = {}
-        self.car = _make_car(world.start)
+        self.car = make_car(world.start)
         self.others = world.tracks.poses[:, 0]
         self.observer = Observer(world, cameras, size, crop, route_points)
         self.observation = self.observer.look(self.car, self.others, 0.0)
@@ -343,7 +342,7 @@ class _DrawnScene:
         """Return what is seen at the end of a motion [41, 11], among the recorded others."""
         last = len(motion) - 1
         others = self.world.tracks.poses[:, last]
-        return self.observer.look(_make_car(motion[last]), others, last * TRAFFIC_STEP_S)
+        return self.observer.look(make_car(motion[last]), others, last * TRAFFIC_STEP_S)
 
 
 @lru_cache(maxsize=KEPT_SCENES)
@@ -358,8 +357,3 @@ def _prepare_scene(
 ) -> _DrawnScene:
     world = draw_world(number, split, kind)
     return _DrawnScene(world, cameras, size, crop, route_points)
-
-
-def _make_car(state: Floats) -> Car:
-    """Return the car in a state [11] of the scores."""
-    return Car(*(float(state[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
