@@ -165,6 +165,22 @@ async def test_log_probs_are_those_that_the_learner_finds_and_no_image_is_taken_
     assert len(set(first)) == 3
 
 
+async def test_the_image_of_a_group_is_computed_once_and_another_is_not_taken_for_it(
+    policy: VisionLanguageModel, lane: DeviceLane
+) -> None:
+    shown = [0, 0, 1, 0]
+    async with TorchChatEngine(policy, lane, EngineConfig(max_batch=4, max_reply=6)) as engine:
+        replies = await asyncio.gather(
+            *(engine.generate(said(image), sampling=Sampling(seed=7)) for image in shown)
+        )
+        share = engine.metrics()["engine/prompt_share_reused"]
+    lengths = [len(reply.prompt_tokens) for reply in replies]
+    assert share > (lengths[1] + lengths[3] - 2) / sum(lengths) - 1e-9
+    for reply in replies:
+        np.testing.assert_allclose(reply.log_probs, log_probs_of(policy, reply), atol=1e-4)
+    assert replies[0].tokens.tolist() == replies[1].tokens.tolist() == replies[3].tokens.tolist()
+
+
 async def test_new_weights_read_the_images_again(
     policy: VisionLanguageModel, lane: DeviceLane
 ) -> None:
