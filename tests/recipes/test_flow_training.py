@@ -1,0 +1,94 @@
+"""Recipes of reinforcement learning start from a flow policy's folder, with a chain and a part to train."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from vla_rl.algorithms import KlLossConfig, PolicyLossConfig
+from vla_rl.errors import ConfigError
+from vla_rl.learner import LearnerConfig
+from vla_rl.models.flow.policy import FlowPolicy
+from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
+from vla_rl.models.flow.small_folder import create_small_flow, load_small_flow
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.prismatic.action_tokens import ActionBounds
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.starting_policy import FlowTrainingConfig, starting_policy
+
+SHAPE = SmallFlowConfig(
+    actions=ActionBounds(low=(-1.0,) * 7, high=(1.0,) * 7, is_scaled=(True,) * 7),
+    state=StateConfig(mean=(0.0,) * 8, std=(1.0,) * 8),
+    cameras=("image", "wrist_image"),
+    image_size=16,
+    depth=2,
+    num_heads=2,
+    width=32,
+    expert_width=24,
+)
+NFT = LearnerConfig(loss=PolicyLossConfig(name="nft"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    create_small_flow(SHAPE, seed=0).save(tmp_path / "flow")
+    return str(tmp_path / "flow")
+
+
+def start(folder: str, learner: LearnerConfig | None = None, **flow: Any) -> Any:
+    return starting_policy(
+        SrpoLiberoConfig(
+            policy=folder, flow=FlowTrainingConfig(**flow), learner=learner or LearnerConfig()
+        )
+    )
+
+
+def test_a_flow_policy_is_trained_whole_with_the_folders_chain(folder: str) -> None:
+    policy = start(folder)
+    assert isinstance(policy, FlowPolicy)
+    assert policy.config.sampling == load_small_flow(Path(folder)).config.sampling
+    assert all(parameter.requires_grad for parameter in policy.network.parameters())
+
+
+def test_a_chain_that_was_chosen_is_saved_with_the_policy(folder: str, tmp_path: Path) -> None:
+    policy = start(folder, num_steps=3, noise_level=0.2)
+    policy.save(tmp_path / "again")
+    sampling = load_small_flow(tmp_path / "again").config.sampling
+    assert (sampling.num_steps, sampling.noise_level) == (3, 0.2)
+
+
+def test_the_expert_alone_may_be_trained(folder: str) -> None:
+    policy = start(folder, train="expert")
+    trained = {name for name, each in policy.network.named_parameters() if each.requires_grad}
+    frozen = {name for name, each in policy.network.named_parameters() if not each.requires_grad}
+    assert any(name.startswith("stem.") for name in frozen)
+    assert any(name.startswith("action_out.") for name in trained)
+    assert not any(name.startswith(("stem.", "reader")) for name in trained)
+
+
+def test_without_noise_a_ratio_is_refused_before_anything_starts(folder: str) -> None:
+    with pytest.raises(ConfigError, match="noise level is 0"):
+        start(folder, noise_level=0.0)
+    assert start(folder, NFT, noise_level=0.0).config.sampling.noise_level == 0.0
+    exact = PolicyLossConfig(kl=KlLossConfig(coef=0.1, estimator="exact"))
+    assert start(folder, LearnerConfig(loss=exact)).has_likelihood
+
+
+def test_options_of_flows_are_refused_for_others(tmp_path: Path) -> None:
+    shape = MlpConfig(state_size=8, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, num_bins=3)
+    MlpPolicy.create(shape, seed=0).save(tmp_path / "mlp")
+    assert isinstance(start(str(tmp_path / "mlp")), MlpPolicy)
+    with pytest.raises(
+        ConfigError, match="an option of flow is set, but a MlpPolicy has no method"
+    ):
+        start(str(tmp_path / "mlp"), num_steps=3)
+    with pytest.raises(ConfigError, match="compares predictions of a flow policy"):
+        start(str(tmp_path / "mlp"), NFT)
+
+
+def test_a_camera_that_libero_lacks_is_named(tmp_path: Path) -> None:
+    shape = msgspec.structs.replace(SHAPE, cameras=("image", "left"))
+    create_small_flow(shape, seed=0).save(tmp_path / "flow")
+    with pytest.raises(ConfigError, match="needs the camera 'left'"):
+        start(str(tmp_path / "flow"))
