@@ -15,7 +15,8 @@ from vla_rl.models.flow.small_folder import create_small_flow, load_small_flow
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.prismatic.action_tokens import ActionBounds
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.recipes.starting_policy import FlowTrainingConfig, starting_policy
+from vla_rl.recipes.suite_training import starting_policy
+from vla_rl.recipes.trainable_policy import FlowTrainingConfig
 
 SHAPE = SmallFlowConfig(
     actions=ActionBounds(low=(-1.0,) * 7, high=(1.0,) * 7, is_scaled=(True,) * 7),

@@ -33,8 +33,7 @@ from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
 from vla_rl.recipes.srpo_libero import HeldOutConfig, SrpoLiberoConfig
-from vla_rl.recipes.starting_policy import starting_policy
-from vla_rl.recipes.suite_training import held_out_episodes, training_starts
+from vla_rl.recipes.suite_training import held_out_episodes, starting_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.train import TrainingRun, train

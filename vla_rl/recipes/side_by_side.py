@@ -38,8 +38,7 @@ from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.recipes.driving_training import DRIVING, training_starts as driving_starts
 from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.recipes.starting_policy import starting_policy
-from vla_rl.recipes.suite_training import training_starts as libero_starts
+from vla_rl.recipes.suite_training import starting_policy, training_starts as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import (
     DEFAULT_AGENT,

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -35,10 +35,12 @@ from vla_rl.evaluation.suites import (
     SuiteTask,
     describe_suites,
     get_benchmark,
+    require_fitting,
 )
-from vla_rl.models.loading import CheckpointFormat, compute_digest_as_read
+from vla_rl.models.families import require_method
+from vla_rl.models.loading import CheckpointFormat, compute_digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.recipes.starting_policy import FlowTrainingConfig, starting_policy
+from vla_rl.recipes.trainable_policy import FlowTrainingConfig, require_trainable
 from vla_rl.rollout import TaskStart
 from vla_rl.types import (
     EnvSpec,
@@ -47,7 +49,12 @@ from vla_rl.types import (
     PositiveInt,
     ReadIf,
     Sampling,
+    derive_seed,
 )
+
+if TYPE_CHECKING:
+    from vla_rl.models.robot_policy import RobotPolicy
+
 
 MAX_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
@@ -266,6 +273,35 @@ def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
             for state in range(config.train_init_states)
         ]
     return starts
+
+
+def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
+    """Load the policy to train.
+
+    Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
+    """
+    folder = config.policy_folder
+    policy = load_policy(folder, config.policy_format, config.run.device)
+    require_fitting(policy, folder, config.benchmark)
+    policy = config.flow.prepare_policy(policy)
+    require_trainable(policy, folder, config.learner)
+    if config.lora_rank is not None:
+        from vla_rl.models.prismatic.config import LoraConfig
+
+        lora = LoraConfig(
+            rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
+        )
+        # a seed of the run: two runs with different seeds must not begin with the same adapters
+        adapted = require_method(policy, "adapted", "lora_rank")
+        policy = adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
+    if config.recompute_activations:
+        require_method(policy, "recompute_activations", "recompute_activations")()
+    if config.compile_blocks:
+        from vla_rl.models.blocks import COMPILATION_NOTICE
+
+        require_method(policy, "compile_blocks", "compile_blocks")()
+        print(COMPILATION_NOTICE, flush=True)
+    return policy
 
 
 async def main(

@@ -1,18 +1,16 @@
-"""The policy that a training recipe on a benchmark starts from: loaded, checked, its trained part chosen."""
+"""Checks and choices before a policy is trained by reinforcement learning: likelihood, chain, trained part."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.suites import require_fitting
+from vla_rl.learner import LearnerConfig
 from vla_rl.models.families import require_method
-from vla_rl.models.loading import load_policy
-from vla_rl.types import Config, NonNegativeFloat, PositiveInt, derive_seed
+from vla_rl.types import Config, NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
     from vla_rl.models.robot_policy import RobotPolicy
-    from vla_rl.recipes.suite_training import SuiteTrainingConfig
 
 
 class FlowTrainingConfig(Config, frozen=True, kw_only=True):
@@ -48,40 +46,15 @@ class FlowTrainingConfig(Config, frozen=True, kw_only=True):
         return policy
 
 
-def starting_policy(config: "SuiteTrainingConfig") -> "RobotPolicy":
-    """Load the policy to train.
-
-    Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
-    """
+def require_trainable(policy: "RobotPolicy", folder: str, learner: LearnerConfig) -> None:
+    """Raise ConfigError if a loss cannot train a policy, before any simulator starts."""
     # imports torch, which `--help` does without
     from vla_rl.learner.predictions import require_suitable_loss
 
-    folder = config.policy_folder
-    policy = load_policy(folder, config.policy_format, config.run.device)
-    require_fitting(policy, folder, config.benchmark)
-    # refused here, before any simulator starts
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{folder} has a diffusion head, which gives no likelihood of its actions; "
             "reinforcement learning needs one: use a checkpoint with tokens or an L1 head, or "
             "train this one with `sft_libero`"
         )
-    policy = config.flow.prepare_policy(policy)
-    require_suitable_loss(policy, config.learner)
-    if config.lora_rank is not None:
-        from vla_rl.models.prismatic.config import LoraConfig
-
-        lora = LoraConfig(
-            rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
-        )
-        # a seed of the run: two runs with different seeds must not begin with the same adapters
-        adapted = require_method(policy, "adapted", "lora_rank")
-        policy = adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
-    if config.recompute_activations:
-        require_method(policy, "recompute_activations", "recompute_activations")()
-    if config.compile_blocks:
-        from vla_rl.models.blocks import COMPILATION_NOTICE
-
-        require_method(policy, "compile_blocks", "compile_blocks")()
-        print(COMPILATION_NOTICE, flush=True)
-    return policy
+    require_suitable_loss(policy, learner)
