@@ -25,6 +25,7 @@ BENCHMARKS = (
     "policy_inference",
     "learner_step",
     "engines",
+    "serving",
     "stable_baselines",
 )
 
