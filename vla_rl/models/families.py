@@ -95,6 +95,10 @@ PI_EXPERT: Final = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.
 SMOLVLA_EXPERT: Final = "vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.weight"
 """Tensors of experts for actions, by which their families are known whatever prefix their names have."""
 
+CHAIN_OPTIONS: Final = frozenset({"flow_steps", "noise_level"})
+SMOLVLA_OPTIONS: Final = CHAIN_OPTIONS | {"cameras", "chunk_size", "dtype"}
+PI_OPTIONS: Final = SMOLVLA_OPTIONS | {"norm_key", "state_in_prompt"}
+
 FAMILIES: Final[tuple[PolicyFamily, ...]] = (
     PolicyFamily(
         "mlp",
@@ -107,27 +111,28 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
             "stem.0.weight", "word_hashes", "expert_norm.dense.weight", "action_out.weight"
         ),
         "vla_rl.models.flow.small_folder:load_small_family",
+        reads=CHAIN_OPTIONS,
         config_types=frozenset({"vla_rl_flow"}),
     ),
     PolicyFamily(
         "pi0",
         has_tensors(PI_EXPERT, without=("time_mlp_in.weight",)),
         "vla_rl.models.flow.loading:load_pi_policy",
-        reads=frozenset({"cameras", "norm_key", "chunk_size", "dtype"}),
+        reads=PI_OPTIONS,
         config_types=frozenset({"pi0"}),
     ),
     PolicyFamily(
         "pi05",
         has_tensors(PI_EXPERT, "time_mlp_in.weight"),
         "vla_rl.models.flow.loading:load_pi_policy",
-        reads=frozenset({"cameras", "norm_key", "chunk_size", "dtype"}),
+        reads=PI_OPTIONS,
         config_types=frozenset({"pi05"}),
     ),
     PolicyFamily(
         "smolvla",
         has_tensors(SMOLVLA_EXPERT),
         "vla_rl.models.flow.loading:load_smolvla_policy",
-        reads=frozenset({"cameras", "chunk_size", "dtype"}),
+        reads=SMOLVLA_OPTIONS,
         config_types=frozenset({"smolvla"}),
     ),
 )

@@ -17,6 +17,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.families import PolicyFamily, find_family
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.prismatic.conventions import (
+    FLOW_OPTIONS,
     CheckpointFormat as CheckpointFormat,
     Family as Family,
     refuse_unused,
@@ -179,6 +180,7 @@ def load_openvla(
     from vla_rl.models.prismatic.folder import open_folder
 
     checkpoint = open_folder(checkpoint, config.adapter)
+    refuse_unused("openvla", **{name: getattr(config, name) for name in FLOW_OPTIONS})
     family = read_family(checkpoint) if config.policy_family == "auto" else config.policy_family
     # A checkpoint that is loaded as another family acts, but solves nothing, so what the files
     # show is held against the option.
@@ -254,9 +256,13 @@ def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
     """Return a fingerprint of a checkpoint and of how it is read."""
     # under the names of the first version, so that runs of any version can be compared
     former = {now: before for before, now in CheckpointFormat.FORMER_NAMES.items()}
-    names = CheckpointFormat.__struct_fields__
     settings = msgspec.json.encode(
-        {former.get(name, name): getattr(format, name) for name in names}
+        {
+            former.get(name, name): getattr(format, name)
+            for name in CheckpointFormat.__struct_fields__
+            # options that are newer than a run leave its fingerprint as it was, unless they are set
+            if name not in FLOW_OPTIONS or getattr(format, name) is not None
+        }
     )
     digest = compute_digest(list_files(folder, format.adapter))
     return hashlib.blake2b(digest.encode() + settings, digest_size=16).hexdigest()

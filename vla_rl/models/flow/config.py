@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from vla_rl.models.flow.transitions import Schedule
+from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.types import Config, NonNegativeFloat, PositiveInt
 
 
@@ -31,6 +34,14 @@ class FlowSampling(Config, frozen=True, kw_only=True):
     def schedule(self) -> Schedule:
         """The chain with its stochastic step."""
         return Schedule(self.method, self.num_steps, self.noise_level)
+
+
+def apply_options(sampling: FlowSampling, format: CheckpointFormat) -> FlowSampling:
+    """Return a chain with the options that are set."""
+    given = {"num_steps": format.flow_steps, "noise_level": format.noise_level}
+    return msgspec.structs.replace(
+        sampling, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.config import FlowSampling, apply_options
 from vla_rl.models.flow.pi_folder import PiParts, load_pi
 from vla_rl.models.flow.pi_tensors import PiLayout
 from vla_rl.models.flow.policy import FlowPolicy
@@ -27,7 +27,7 @@ from vla_rl.types import Config, PositiveInt
 
 FLOW_FILE: Final = "vla_rl_flow.json"
 
-OPTIONS: Final = ("cameras", "norm_key", "chunk_size")
+OPTIONS: Final = ("cameras", "norm_key", "chunk_size", "state_in_prompt")
 """Fields of `CheckpointFormat` that are kept with a folder."""
 
 
@@ -42,6 +42,9 @@ class FlowFile(Config, frozen=True, kw_only=True):
 
     chunk_size: PositiveInt | None = None
     """Rows of a chunk that are executed."""
+
+    state_in_prompt: bool | None = None
+    """Whether pi0.5 reads the state in its prompt."""
 
     sampling: FlowSampling | None = None
     """The chain from noise to actions."""
@@ -104,6 +107,7 @@ def load_pi_policy(folder: Path, format: CheckpointFormat, device: torch.device)
         asset=file.norm_key,
         num_executed=file.chunk_size,
         cameras=file.cameras,
+        state_in_prompt=file.state_in_prompt,
         device=device,
     )
     return _make_policy(parts, file, format)
@@ -125,6 +129,7 @@ def _make_policy(
     network: Any = parts.network
     if format.torch_dtype is not None:
         network = network.to(format.torch_dtype)
-    sampling = file.sampling or FlowSampling(num_steps=parts.settings.num_steps)
+    stored = file.sampling or FlowSampling(num_steps=parts.settings.num_steps)
+    sampling = apply_options(stored, format)
     layout = FolderLayout(parts.layout, file)
     return FlowPolicy(network, parts.processor, layout, sampling, parts.settings.num_executed)

@@ -104,6 +104,7 @@ def load_pi(
     asset: str | None = None,
     num_executed: int | None = None,
     cameras: Sequence[str] | None = None,
+    state_in_prompt: bool | None = None,
     device: torch.device | str = "cpu",
 ) -> PiParts:
     """Load a folder.
@@ -112,6 +113,7 @@ def load_pi(
         folder: the checkpoint.
         asset, num_executed: as `read_settings` takes them.
         cameras: observation key of each of the folder's cameras; None: by their names.
+        state_in_prompt: whether pi0.5 reads the state in its prompt; None: it does.
         device: device of the parameters.
 
     Raises: CheckpointError naming what is missing, unusable or contradictory; ConfigError for cameras
@@ -124,16 +126,14 @@ def load_pi(
     with torch.device("meta"):
         network = PiNetwork(size)
     require_same_names(network, report)
-    processor = _make_processor(folder, size, settings, cameras)
+    tokenizer = _make_tokenizer(folder, size, settings)
+    processor = make_processor(size, settings, tokenizer, cameras, state_in_prompt)
     unused = load_tensors(network, folder, report.layout, torch.device(device))
     materialise(network, torch.device(device))
     layout = replace(report.layout, unused=unused, files=settings.files)
     return PiParts(network.eval(), processor, layout, settings)
 
 
-def _make_processor(
-    folder: Path, size: PiSize, settings: FolderSettings, cameras: Sequence[str] | None
-) -> PiProcessor:
+def _make_tokenizer(folder: Path, size: PiSize, settings: FolderSettings) -> PiTokenizer:
     tokenizer = read_tokenizer(folder, settings.tokenizer, size.vocabulary)
-    length = settings.prompt_length or PROMPT_LENGTHS[size.kind]
-    return make_processor(size, settings, PiTokenizer(tokenizer, length), cameras)
+    return PiTokenizer(tokenizer, settings.prompt_length or PROMPT_LENGTHS[size.kind])

@@ -78,7 +78,7 @@ class PiProcessor:
     """Conversions of one policy. It is a `FlowProcessor`.
 
     Attributes:
-        kind: which model, which decides the prompt.
+        prompt: whose prompt: pi0's is the instruction, pi05's holds the state too.
         settings: what the folder states.
         cameras: observation key of each camera.
         tokenizer: of prompts.
@@ -87,7 +87,7 @@ class PiProcessor:
         padding: where images are padded.
     """
 
-    kind: PiKind
+    prompt: PiKind
     settings: FolderSettings
     cameras: tuple[str, ...]
     tokenizer: PiTokenizer
@@ -153,7 +153,7 @@ class PiProcessor:
         return self.settings.action.restore(numbers).astype(np.float32)
 
     def _prompt(self, instruction: str, state: np.ndarray) -> str:
-        if self.kind == "pi05":
+        if self.prompt == "pi05":
             return format_pi05(instruction, state)
         return format_pi0(instruction, self.settings.project)
 
@@ -194,11 +194,30 @@ class PiProcessor:
 
 
 def make_processor(
-    size: PiSize, settings: FolderSettings, tokenizer: PiTokenizer, cameras: Sequence[str] | None
+    size: PiSize,
+    settings: FolderSettings,
+    tokenizer: PiTokenizer,
+    cameras: Sequence[str] | None,
+    state_in_prompt: bool | None = None,
 ) -> PiProcessor:
-    """Return the conversions of a folder's policy. Raises: ConfigError as `choose_cameras`."""
+    """Return the conversions of a folder's policy.
+
+    Args:
+        size: of the network.
+        settings: the folder's.
+        tokenizer: of prompts.
+        cameras: observation key of each of the folder's cameras; None: by their names.
+        state_in_prompt: whether pi0.5 reads the state; None: it does.
+
+    Raises: ConfigError as `choose_cameras`, or if pi0 is to read its state in the prompt.
+    """
+    if state_in_prompt and size.kind == "pi0":
+        raise ConfigError(
+            "state_in_prompt is True, but the policy is pi0, which has a token for the state; leave it "
+            "unset"
+        )
     return PiProcessor(
-        size.kind,
+        "pi0" if state_in_prompt is False else size.kind,
         settings,
         choose_cameras(settings, cameras),
         tokenizer,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError
-from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.config import FlowSampling, apply_options
 from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import MAX_WORDS, NUM_HASHES, SmallFlowConfig, SmallFlowNetwork
 from vla_rl.models.prismatic.action_tokens import ActionScaler
+from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.small_files import companion_files
 from vla_rl.models.weight_files import read_weights
@@ -221,9 +222,10 @@ def load_small_flow(
     return policy
 
 
-def load_small_family(folder: Path, format: Any, device: torch.device) -> FlowPolicy:
-    """Load a folder for the table of families; nothing of the format is read."""
-    return load_small_flow(folder, device=device)
+def load_small_family(folder: Path, format: CheckpointFormat, device: torch.device) -> FlowPolicy:
+    """Load a folder for the table of families; of the format, options of the chain are read."""
+    policy = load_small_flow(folder, device=device)
+    return policy.with_sampling(apply_options(policy.config.sampling, format))
 
 
 def _assemble(

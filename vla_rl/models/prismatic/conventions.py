@@ -16,7 +16,7 @@ import msgspec
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.prismatic.config import AdapterUse, Normalization, Vocabulary
-from vla_rl.types import Config
+from vla_rl.types import Config, NonNegativeFloat, PositiveInt
 from vla_rl.util.arrays import torch_dtype
 
 if TYPE_CHECKING:
@@ -155,6 +155,18 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the weights; auto keeps the files'."""
 
+    flow_steps: PositiveInt | None = None
+    """Steps from noise to actions of a flow policy: 3 to 5 in training by reinforcement learning, 10 in
+    public evaluations. none: the checkpoint's own."""
+
+    noise_level: NonNegativeFloat | None = None
+    """Noise of a flow policy's stochastic step, 0.3 to 0.5; 0 leaves decisions without a density, which
+    a loss with a ratio needs. none: the checkpoint's own, else 0.5."""
+
+    state_in_prompt: bool | None = None
+    """Whether pi0.5 reads the state in its prompt. False for openpi's `pi05_libero`, which was trained
+    without (discrete_state_input=False). none: the checkpoint's own, else True."""
+
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """Data type to load as; None keeps the files'."""
@@ -173,6 +185,9 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
             fields["adapter"] = str(fields["adapter"])
         return msgspec.structs.replace(self, **fields)
 
+
+FLOW_OPTIONS: Final = ("flow_steps", "noise_level", "state_in_prompt")
+"""Fields of `CheckpointFormat` that flow policies alone read."""
 
 AS_STORED: Final = CheckpointFormat()
 """The format of a checkpoint whose files say everything."""
