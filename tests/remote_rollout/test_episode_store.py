@@ -30,6 +30,13 @@ def trajectory(num_steps: int = 3) -> Trajectory:
                 weight_version=number,
                 weight_versions=np.full(8, number) if number else None,
                 temperature=0.5,
+                drawn={
+                    "state_before": random.random((50, 4), np.float32),
+                    "step": np.array(number),
+                    "a/b": random.random(300, np.float32),
+                }
+                if number == 2
+                else None,
             ),
             rewards=np.array([0.0, number], np.float32),
             frames=random.integers(0, 255, (2, 8, 8, 3), np.uint8) if number == 1 else None,
