@@ -32,6 +32,19 @@ class EchoTask(TextTask):
         return (weather, slow, broken, hangs, loud, forks, crashes, words)
 
 
+class TalkativeTask(TextTask):
+    """Says as many numbers as it is told to, first and later."""
+
+    def __init__(self, first: int, later: int) -> None:
+        self._first, self._later = first, later
+
+    async def setup(self, seed: int, options: dict[str, Any]) -> Ask:
+        return Ask("1 " * self._first)
+
+    async def reply(self, text: str) -> Ask:
+        return Ask("2 " * self._later)
+
+
 class MisbehavingTask(TextTask):
     """Breaks its contract in the way that it is told to."""
 

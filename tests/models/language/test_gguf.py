@@ -1,6 +1,7 @@
 """A GGUF file is a policy like any folder: converted once, whole, and to the numbers that it holds."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, gguf
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.types import Message
+from vla_rl.util.atomic_files import FolderWriter
 
 TEXTS = ("What is 12+7?", "  hello   world\n\n 42", "don't stop at 1,024 or 3.5")
 SIZE = TinyConfig(
@@ -276,6 +278,44 @@ def test_without_room_on_the_disk_nothing_is_left(
     with pytest.raises(CheckpointError, match=r"bytes are needed and 1,000 are free"):
         language.load_language_model(str(tmp_path / "small.gguf"))
     assert not list(cache.iterdir())
+
+
+def embeddings(policy: Any) -> torch.Tensor:
+    found: torch.Tensor = policy.checkpoint_tensors()["model.embed_tokens.weight"]
+    return found
+
+
+def test_a_file_and_a_folder_that_are_named_alike_are_told_apart_by_the_suffix(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    write_tiny(tmp_path / "policy", SIZE, TEXTS, seed=4)
+    write_gguf(original, tmp_path / "policy.gguf")
+    folder = embeddings(language.load_language_model("policy"))
+    file = embeddings(language.load_language_model("policy.gguf"))
+    assert torch.equal(file, embeddings(language.load_language_model(original)))
+    assert not torch.equal(folder, file)
+    (tmp_path / "policy.gguf").unlink()
+    (tmp_path / "policy").rename(tmp_path / "policy.gguf")  # a folder, whatever its name
+    assert torch.equal(embeddings(language.load_language_model("policy.gguf")), folder)
+
+
+def test_a_disk_that_fills_up_while_a_file_is_converted_leaves_nothing(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    write_gguf(original, tmp_path / "small.gguf")
+
+    def fill(self: FolderWriter, name: str, tensors: Any) -> None:
+        self.new_path(name).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderWriter, "write_tensors", fill)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            language.load_language_model(str(tmp_path / "small.gguf"))
+    assert not list(cache.iterdir())
+    language.load_language_model(str(tmp_path / "small.gguf"))
 
 
 def test_a_killed_conversion_is_done_again(original: Path, tmp_path: Path, cache: Path) -> None:

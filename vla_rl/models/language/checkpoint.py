@@ -124,6 +124,9 @@ def read(
         ) from error
     require_loaded(report, source)
     require_finite(distinct_tensors(network), folder)
+    _forget_default_end(network, files)
+    # looked at here too, where the folder is known
+    get_stop_tokens(network, getattr(tokenizer, "tokenizer", tokenizer), str(source))
     return network, tokenizer, files
 
 
@@ -164,7 +167,21 @@ def _require_text(folder: Path, files: Mapping[str, bytes]) -> None:
             ) from error
 
 
-def get_stop_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
+def _forget_default_end(network: Any, files: Mapping[str, bytes]) -> None:
+    """Remove the end of text that the folder does not name: transformers fills in that of the
+    architecture's class, such as token 2 of any Llama, and replies would end at a word of this model.
+    """
+    config, generation = (
+        json.loads(files.get(name, b"{}")) for name in ("config.json", "generation_config.json")
+    )
+    if "eos_token_id" in config or "eos_token_id" in config.get("text_config", {}):
+        return
+    network.config.get_text_config().eos_token_id = None
+    if network.generation_config is not None and "eos_token_id" not in generation:
+        network.generation_config.eos_token_id = None
+
+
+def get_stop_tokens(network: Any, tokenizer: Any, source: str = "the checkpoint") -> frozenset[int]:
     """Return the tokens that end a reply: those of the generation configuration, or else of the
     model's, and the tokenizer's end of text.
 
@@ -181,8 +198,8 @@ def get_stop_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
     tokens = frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
     if not tokens:
         raise CheckpointError(
-            "the checkpoint names no eos_token_id, so no reply would ever end; set eos_token_id "
-            "in its configuration."
+            f"{source} names no eos_token_id, so no reply would ever end; set eos_token_id in its "
+            "configuration."
         )
     return tokens
 
