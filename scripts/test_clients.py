@@ -67,6 +67,7 @@ CLIENTS = {
         runs_episode=True,
     ),
     "vla-eval": Client(("vla-eval",), "test_policy_servers.py", runs_episode=True),
+    "openenv": Client(("openenv", "uvicorn"), "test_openenv_environments.py", runs_episode=True),
 }
 
 
@@ -185,6 +186,8 @@ def run_client(name: str, python: Path, client: Client) -> bool:
         "VLA_RL_CLIENT": "1",
         "VLA_RL_CLIENT_NAME": name,
         "VLA_RL_CLIENT_PYTHON": str(python),
+        # of the user, whose models the changed HOME would hide
+        "VLA_RL_USER_CACHE": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
         # verifiers and uv keep their caches and programs there
         "HOME": str(python.parents[1] / "home"),
     }

@@ -98,10 +98,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "reporting", "engines", "learner", "envs", "models", "pipelines", "evaluation",
         "team", "remote_rollout", "run", "serving", "endpoint",
     },
+    # endpoint: `grpo_verifiers` opens its pool of verifiers' environments
     "recipes": {
         "errors", "util", "types", "actors", "algorithms", "env_workers", "scoring",
         "rollout", "datasets", "reporting", "engines", "learner", "envs", "models",
-        "pipelines", "evaluation", "team", "run", "cli",
+        "pipelines", "evaluation", "team", "run", "endpoint", "cli",
     },
     # a user's test file stands above all rooms, so what it inherits may know any; nothing imports it
     "testing": {

@@ -63,11 +63,7 @@ async def pool_of(
     env: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
 ) -> AsyncIterator[VerifiersPool]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, SUPPORT)))
-    # for uv, with which v1 installs its harness
-    path = os.pathsep.join((str(Path(PYTHON).parent), os.environ["PATH"]))
-    config = VerifiersConfig(
-        env=env, python=PYTHON, num_envs=2, environment={"PATH": path}, **fields
-    )
+    config = VerifiersConfig(env=env, python=PYTHON, num_envs=2, **fields)
     async with asyncio.timeout(600), Runtime() as runtime, VerifiersPool(runtime, config) as pool:
         yield pool
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from vla_rl.actors import Runtime
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl import KlRewardConfig
@@ -15,7 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig
-from vla_rl.types import Config, PositiveFloat, PositiveInt, Share
+from vla_rl.types import Config, EnvPool, PositiveFloat, PositiveInt, Share
 
 OF_LANGUAGE_POLICIES: Final = (
     "engine.max_context",
@@ -182,6 +183,12 @@ class LearningConfig(Config, frozen=True, kw_only=True):
                 f"engine.is_deterministic {self.engine.is_deterministic}: expected both or "
                 "neither, because one alone is not reproducible"
             )
+
+    def make_own_pool(self, runtime: Runtime) -> EnvPool | None:
+        """Return a pool of other environments than the built-in kinds, which the run opens with
+        `async with` and whose `metrics()` it reads; None: there is none.
+        """
+        return None
 
     @property
     def num_envs(self) -> int:

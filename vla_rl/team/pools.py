@@ -96,6 +96,9 @@ def make_pool(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskSta
 
     Raises: ConfigError if the configuration has no environments.
     """
+    own: Any = config.make_own_pool(runtime)
+    if own is not None:
+        return own  # type: ignore[no-any-return]
     if isinstance(config, MixedTrainingConfig):
         text = [start.env for start in starts if is_text_task(start.env)]
         others = [start.env for start in starts if not is_text_task(start.env)]

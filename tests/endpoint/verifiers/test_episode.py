@@ -238,3 +238,31 @@ async def test_a_rollout_that_fails_or_calls_nobody_is_told_and_one_that_is_left
     await env.reset()
     await env.cancel_rollout()
     assert ended.is_set()
+
+
+async def test_an_error_after_a_reply_ends_the_run_or_where_it_is_allowed_the_episode() -> None:
+    async def run(relay: Relay) -> RolloutResult:
+        await relay.generate([Message(role="user", content="Reply with JSON.")])
+        raise EnvError("the reply is no JSON")
+
+    for note in (None, (noted := []).append):
+        relay = Relay()
+        env = VerifiersEpisode(episode(0), relay, lambda relay=relay: run(relay), 1.0, note)
+        await env.reset()
+        reply = Message(role="assistant", content="hello")
+        if note is None:
+            with pytest.raises(EnvError, match="the reply is no JSON"):
+                await env.step(reply)
+            continue
+        outcome = await env.step(reply)
+        assert (outcome.terminated, outcome.truncated, outcome.reward) == (False, True, 0.0)
+        assert outcome.info["stop"] == "environment_error"
+        assert not outcome.info["is_success"]
+        assert [str(error) for error in noted] == ["the reply is no JSON"]
+
+
+def test_the_process_finds_the_programs_of_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    config = VerifiersConfig(env="vf_sums", python="/venvs/verifiers/bin/python")
+    assert config.variables["PATH"] == "/venvs/verifiers/bin:/usr/bin"
+    assert VerifiersConfig(env="vf_sums").variables == {}

@@ -376,6 +376,7 @@ def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -
     assert [name for name, _ in rows] == [
         "text/arithmetic",
         "text/arithmetic_pair",
+        "text/openenv",
         "text/question",
         "text/search",
         "text/square",

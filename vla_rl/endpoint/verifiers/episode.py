@@ -97,6 +97,12 @@ class Relay:
         )
 
 
+CUT_OFF = RolloutResult(
+    reward=0.0, is_truncated=True, stop_condition="environment_error", metrics={}
+)
+"""The outcome of a rollout in which the environment raised after a reply."""
+
+
 class VerifiersEpisode:
     """Implements `vla_rl.types.TextEnv`.
 
@@ -110,6 +116,8 @@ class VerifiersEpisode:
         relay: the policy that the rollout calls.
         run: starts the rollout.
         success_at: smallest reward that counts as success.
+        note_error: called with an error of the environment that comes after a reply; the episode is
+            then cut off. None: such an error is raised.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class VerifiersEpisode:
         relay: Relay,
         run_rollout: Callable[[], Coroutine[Any, Any, RolloutResult]],
         success_at: float,
+        note_error: Callable[[EnvError], None] | None = None,
     ) -> None:
         self._episode, self._relay, self._run_rollout, self._success_at = (
             episode,
@@ -125,6 +134,7 @@ class VerifiersEpisode:
             run_rollout,
             success_at,
         )
+        self._note_error = note_error
         self._rollout: asyncio.Task[RolloutResult] | None = None
         self._pending: ModelCall | None = None
         self._agent = DEFAULT_AGENT
@@ -173,7 +183,13 @@ class VerifiersEpisode:
             not self._pending.answer.done()
         ):  # else the caller is gone, and the next call or the end of the rollout reports why
             self._pending.answer.set_result(message)
-        result = await self._next()
+        try:
+            result = await self._next()
+        except EnvError as error:
+            if self._note_error is None:
+                raise
+            self._note_error(error)
+            result = CUT_OFF
         if result is None:
             messages, tools = self._accept_call()
             return TextOutcome(

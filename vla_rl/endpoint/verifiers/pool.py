@@ -8,10 +8,14 @@
 """
 
 import asyncio
+import logging
+import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -29,6 +33,13 @@ from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.rollout import TaskStart
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt
 from vla_rl.util.stalls import waiting
+
+logger = logging.getLogger(__name__)
+
+KIND_CHARACTERS: Final = 80
+SHOWN_CHARACTERS: Final = 400
+MAX_WARNINGS: Final = 5
+"""Most warnings about errors of one environment: they may hold what a policy wrote."""
 
 
 class VerifiersWorker(Actor):
@@ -127,8 +138,22 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     success_at: float = 1.0
     """Smallest reward that counts as success."""
 
+    cut_off_at_errors: bool = False
+    """Whether an episode in which the environment raises after a reply ends there, without a reward,
+    with one warning a cause. False: such an error ends the run, as a mistake of the environment
+    would."""
+
     start_timeout_s: PositiveFloat = 600.0
     """Most seconds for importing verifiers and loading the environment with its data set."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the process, with the programs of its interpreter in PATH."""
+        if self.python is None:
+            return self.environment
+        # as if its virtual environment were activated: verifiers calls `uv`, which lies there
+        folders = (str(Path(self.python).absolute().parent), os.environ.get("PATH", os.defpath))
+        return {"PATH": os.pathsep.join(folders), **self.environment}
 
 
 class VerifiersPool:
@@ -148,6 +173,8 @@ class VerifiersPool:
             self._keys.put_nowait(new_key())
         self._worker: VerifiersWorker | None = None
         self._num_rows = 0
+        self._num_leases = 0
+        self._errors: Counter[str] = Counter()
         self._roles: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Self:
@@ -160,7 +187,7 @@ class VerifiersPool:
                 config.arguments,
                 config.max_rows,
                 name=f"verifiers {config.env}",
-                placement=ChildProcess(python=config.python, env=config.environment),
+                placement=ChildProcess(python=config.python, env=config.variables),
                 restart=RestartPolicy(),
                 start_timeout_s=config.start_timeout_s,
                 mailbox=2 * config.num_envs,
@@ -214,6 +241,7 @@ class VerifiersPool:
             )
         with waiting(f"episode {episode.episode_id}", on=f"a free rollout of {self._config.env}"):
             key = await self._keys.get()
+        self._num_leases += 1
         try:
             relay = Relay()
             policy: Any = {role: relay.for_role(role) for role in self._roles} or relay
@@ -224,10 +252,35 @@ class VerifiersPool:
                 async def run_rollout() -> Any:
                     return await worker.run_row(row, session.base_url, session.api_key)
 
-                env = VerifiersEpisode(episode, relay, run_rollout, self._config.success_at)
+                env = VerifiersEpisode(
+                    episode,
+                    relay,
+                    run_rollout,
+                    self._config.success_at,
+                    self._note_error if self._config.cut_off_at_errors else None,
+                )
                 try:
                     yield env
                 finally:
                     await env.cancel_rollout()
         finally:
             self._keys.put_nowait(key)
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the start; keys read like paths."""
+        return {
+            "verifiers/leases": float(self._num_leases),
+            "verifiers/cut_off_at_errors": float(self._errors.total()),
+        }
+
+    def _note_error(self, error: EnvError) -> None:
+        """Count an error that cut an episode off, and warn of the first of each kind."""
+        # the causes differ in what the policy wrote, so that they are told apart by their beginning
+        kind = str(error)[:KIND_CHARACTERS]
+        self._errors[kind] += 1
+        if self._errors[kind] == 1 and len(self._errors) <= MAX_WARNINGS:
+            logger.warning(
+                "%s: the episode ends there without a reward, and so do others with this error; "
+                "verifiers/cut_off_at_errors counts them",
+                str(error)[:SHOWN_CHARACTERS],
+            )

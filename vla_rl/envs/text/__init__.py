@@ -27,6 +27,7 @@ from vla_rl.sandbox import Sandbox as Sandbox
 _TASKS = "vla_rl.envs.text"
 register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
 register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic:ArithmeticPairTask")
+register_text_task("text/openenv", f"{_TASKS}.openenv:OpenEnvTask")
 register_text_task("text/question", f"{_TASKS}.questions:QuestionTask")
 register_text_task("text/square", f"{_TASKS}.scenes:SceneTask")
 register_text_task("text/sum", f"{_TASKS}.sums:SumTask")

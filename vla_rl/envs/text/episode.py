@@ -80,9 +80,7 @@ class TextEpisode:
         # An agent that never earns is reported with 0, and not left out.
         self._rewards = dict.fromkeys(self._task.agents, 0.0)
         ask = await self._stage(
-            "setup",
-            self._task.setup(self._episode.seed, self._episode.options),
-            self._task.limits.setup_timeout_s,
+            "setup", self._task.setup(self._episode.seed, self._episode.options)
         )
         ask = Ask(ask, agent=self._task.agents[0]) if isinstance(ask, str) else ask
         if not isinstance(ask, Ask):
@@ -108,9 +106,7 @@ class TextEpisode:
         self._num_characters += _count_characters((message,))
         if message.tool_calls or message.call_errors:
             return await self._answer_calls(message)
-        done = await self._stage(
-            "reply", self._task.reply(message.content), self._task.limits.reply_timeout_s
-        )
+        done = await self._stage("reply", self._task.reply(message.content))
         if isinstance(done, Done):
             self._credit(done.reward, done.rewards)
             return self._outcome((), done, is_success=done.is_success)
@@ -122,9 +118,10 @@ class TextEpisode:
         messages, tools = self._begin_turn(done)
         return self._outcome(messages, done, tools=tools)
 
-    def end_lease(self) -> None:
-        """End the lease; the episode can no longer be used."""
+    async def end_lease(self) -> None:
+        """End the lease: the task releases what it opened, and the episode can no longer be used."""
         self._state = "over"
+        await self._stage("close", self._task.close())
 
     async def _answer_calls(self, message: Message) -> TextOutcome:
         """Return a tool message for each call; the calls of one reply run at the same time."""
@@ -145,6 +142,10 @@ class TextEpisode:
             if answer.fault is not None:
                 self._faults[answer.fault] += 1
         self._num_characters += _count_characters(answers)
+        done = await self._stage("after_tool_calls", self._task.after_tool_calls())
+        if done is not None:
+            self._credit(done.reward, done.rewards)
+            return self._outcome(tuple(answers), done, is_success=done.is_success)
         return self._outcome(tuple(answers))
 
     def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
@@ -246,7 +247,9 @@ class TextEpisode:
                 )
             self._rewards[agent] += float(earned)
 
-    async def _stage(self, stage: str, work: Awaitable[T], timeout_s: float) -> T:
+    async def _stage(self, stage: str, work: Awaitable[T]) -> T:
+        limit = "setup_timeout_s" if stage == "setup" else "reply_timeout_s"
+        timeout_s = getattr(self._task.limits, limit)
         try:
             return await limit_time(timeout_s, work)
         except VlaRlError:
@@ -254,7 +257,7 @@ class TextEpisode:
         except TookTooLong as error:
             # Reported as a frozen simulator is: the scheduler runs the episode again, and one that
             # is lost repeatedly ends the run.
-            cause = f"{stage} took longer than {stage}_timeout_s={timeout_s:g}"
+            cause = f"{stage} took longer than {limit}={timeout_s:g}"
             raise ActorFrozen(f"text environment {self._name}", 0, cause) from error
         except Exception as error:
             raise EnvError(
@@ -368,7 +371,7 @@ class TextEnvPool:
             try:
                 yield env
             finally:
-                env.end_lease()
+                await env.end_lease()
         finally:
             self._free.release()
 

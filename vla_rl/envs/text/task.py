@@ -145,9 +145,20 @@ class TextTask(abc.ABC):
         """Return the tools of `agent`: functions with type hints and a docstring.
 
         An `async def`, which may be a method, runs in the loop; a plain `def` at the top of a
-        module runs in a separate process, and may hang, crash or be hostile.
+        module runs in a separate process, and may hang, crash or be hostile. A `SchemaTool` is a
+        tool that another program describes.
         """
         return ()
+
+    async def after_tool_calls(self) -> Done | None:
+        """Return the end of the episode if a tool call has ended it, such as one that submits an
+        answer; None: the agent replies again.
+        """
+        return None
+
+    async def close(self) -> None:
+        """Release what `setup` opened. Called once, when the lease ends, in whatever way."""
+        return
 
     @property
     def sandbox(self) -> "Sandbox":

@@ -22,7 +22,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
@@ -70,17 +70,40 @@ class Tool:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.arguments_type = make_arguments_type(function)
+        self.arguments_type: Any = make_arguments_type(function)
         self.spec = make_tool_spec(function, self.arguments_type)
         self.runs_in_loop = inspect.iscoroutinefunction(function)
         self.path = "" if self.runs_in_loop else function_path(function)
+
+
+class SchemaTool(Tool):
+    """A tool that another program describes and checks, such as a server of MCP.
+
+    Args:
+        spec: its name, description and JSON schema.
+        call: `async def call(name, arguments)`, which returns text or what JSON can hold.
+    """
+
+    def __init__(
+        self, spec: ToolSpec, call: Callable[[str, dict[str, Any]], Awaitable[Any]]
+    ) -> None:
+        self.function, self._call = self, call
+        # Only that it is an object is checked here: a schema of another program may have any
+        # keyword, and the program checks it again.
+        self.arguments_type = dict[str, Any]
+        self.spec = spec
+        self.runs_in_loop, self.path = True, ""
+
+    async def __call__(self, **arguments: Any) -> Any:
+        """Call the other program."""
+        return await self._call(self.spec.name, arguments)
 
 
 class Toolbox:
     """The tools of one agent in one episode.
 
     Args:
-        functions: the tools.
+        functions: the tools: functions, or a `SchemaTool` for what another program describes.
         sandbox: processes in which plain functions run.
         limits: `tool_timeout_s` and `max_answer_characters` apply here.
 
@@ -98,7 +121,7 @@ class Toolbox:
         self._limits = limits if limits is not None else TextLimits()
         self._process_limits = ProcessLimits(timeout_s=self._limits.tool_timeout_s)
         for function in functions:
-            tool = Tool(function)
+            tool = function if isinstance(function, Tool) else Tool(function)
             if tool.spec.name in self._tools:
                 raise ValueError(f"two tools are named {tool.spec.name!r}; rename one of them.")
             self._tools[tool.spec.name] = tool
@@ -142,7 +165,7 @@ class Toolbox:
             role="tool", content=answer.text, tool_call_id=call.id, name=call.name
         ), answer
 
-    async def _in_loop(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
+    async def _in_loop(self, tool: Tool, given: Any) -> ToolAnswer:
         try:
             work = tool.function(**_fields(given))
             return ToolAnswer(text=as_text(await limit_time(self._limits.tool_timeout_s, work)))
@@ -164,7 +187,7 @@ class Toolbox:
         ) as error:  # the model reads it: also sys.exit, or a panic of an extension
             return _describe_error(error)
 
-    async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
+    async def _in_process(self, tool: Tool, given: Any) -> ToolAnswer:
         result = await self._sandbox.call(
             tool.path, _fields(given), self._process_limits, is_converted=True
         )
@@ -237,7 +260,9 @@ def shorten(text: str, most: int) -> str:
     return f"{text[:most]}\n[{len(text) - most} more characters were left out]"
 
 
-def _fields(given: msgspec.Struct) -> dict[str, Any]:
+def _fields(given: msgspec.Struct | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
     return {field: getattr(given, field) for field in given.__struct_fields__}
 
 
