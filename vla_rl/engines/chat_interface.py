@@ -10,7 +10,7 @@ The conversions run on the CPU, in any thread.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -273,6 +273,9 @@ class ChatEngineBase(ABC):
         context_size: maximum number of tokens of a prompt and its reply together.
     """
 
+    greedy_temperature: ClassVar[float | None] = None
+    """Temperature of the log-probs of greedy replies; None: that of the request."""
+
     def __init__(
         self, chat: ChatInterface, lane: DeviceLane, config: EngineConfig, context_size: int
     ) -> None:
@@ -316,8 +319,12 @@ class ChatEngineBase(ABC):
         if room < 1:
             raise ContextOverflow(len(asked.tokens), self._context_size)
         limit = min(room, max_tokens or self._max_reply, self._max_reply)
-        sampled = await self._sample(asked, sampling or Sampling(), limit)
-        return await self._lane.prepare(make_completion, self._chat, asked, sampled)
+        chosen = sampling or Sampling()
+        sampled = await self._sample(asked, chosen, limit)
+        completion = await self._lane.prepare(make_completion, self._chat, asked, sampled)
+        if chosen.greedy and self.greedy_temperature is not None:
+            return msgspec.structs.replace(completion, temperature=self.greedy_temperature)
+        return completion
 
     @abstractmethod
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:

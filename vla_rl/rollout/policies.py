@@ -293,7 +293,8 @@ class EpisodePolicy:
         # would belong to several.
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
         message = with_unique_call_ids(reply.message, earlier)
-        return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
+        temperature = chosen.temperature if reply.temperature is None else reply.temperature
+        return msgspec.structs.replace(reply, message=message, temperature=temperature)
 
     def _require_possible(
         self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int

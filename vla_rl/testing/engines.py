@@ -269,6 +269,7 @@ class ChatEngineContract(EngineContract):
     def gap(self, policy: Any, reply: Completion, temperature: float = 1.0) -> float:
         """Return how far the engine's log-probs are from those of a policy, at most."""
         batch = policy.prepare([{"prompt_tokens": reply.prompt_tokens, "grammars": ()}])
+        temperature = temperature if reply.temperature is None else reply.temperature
         found, _ = score(policy, batch, torch.from_numpy(reply.tokens)[None], temperature)
         return float((found[0] - torch.from_numpy(reply.log_probs)).abs().max())
 

@@ -205,8 +205,8 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     finish_reason: FinishReason
 
     temperature: float | None = None
-    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the
-    episode's own sampling."""
+    """Temperature of `log_probs`, recorded by the policy that an agent gets, or by an engine whose greedy
+    replies have another than was asked for; None: that of the episode's own sampling."""
 
     grammar: str | None = None
     """Grammar that sampling was restricted to, in llguidance's dialect of Lark; None: every token

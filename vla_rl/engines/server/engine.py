@@ -44,6 +44,10 @@ class ServerChatEngine(ChatEngineBase):
     Raises: ConfigError for a policy over actions, and for a configuration without servers.
     """
 
+    # Both APIs ask for greedy replies by temperature 0, and then leave their log-probs unscaled: a
+    # learner that took them for those of the request would find the reply off-policy.
+    greedy_temperature = 1.0
+
     def __init__(
         self,
         served: ServedLanguage,
