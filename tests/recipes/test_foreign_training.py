@@ -19,8 +19,10 @@ from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.pipelines.config import TextTrainingConfig
 from vla_rl.recipes import grpo_openenv, grpo_verifiers
+from vla_rl.remote_rollout.host_recipe import make_host_recipe
 from vla_rl.reporting import read_metrics
-from vla_rl.rollout import SchedulerConfig
+from vla_rl.rollout import SchedulerConfig, chat_agent
+from vla_rl.team.members import Team
 from vla_rl.types import EpisodeSpec
 
 SHAPE = TinyConfig(
@@ -170,3 +172,11 @@ async def test_a_configuration_may_bring_a_pool_of_its_own(policy: Path, tmp_pat
     assert CountedPool.is_left
     (line,) = read_metrics(outcome.run.path / "metrics.jsonl")
     assert line["text/leases"] == 2.0
+
+
+def test_other_hosts_are_refused_where_environments_come_from_a_pool_of_its_own() -> None:
+    model = tiny(SHAPE, ["58 - 23"], seed=0)
+    start = TaskStart(env=EnvSpec(id="text/sum"), task="sum", options={"problem": "58 - 23"})
+    config = OwnPoolConfig(text=TextPoolConfig(num_envs=4))
+    with pytest.raises(ConfigError, match=r"a pool of its own, .* leave cluster\.hosts empty"):
+        make_host_recipe(config, [start], Team.of(model), chat_agent)

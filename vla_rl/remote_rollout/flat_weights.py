@@ -128,6 +128,8 @@ class IncomingWeights:
                 f"a piece of weights {self.heading.version} is {piece.dtype} {list(piece.shape)}, "
                 "expected uint8 [bytes]"
             )
+        # The bytes say nothing of what they are: a piece at a wrong offset would become other weights,
+        # and only the digest of the whole version would tell.
         if start != self.num_received or start + len(piece) > len(self._data):
             raise CheckpointError(
                 f"piece {start} to {start + len(piece)} of weights {self.heading.version} came, "
@@ -148,6 +150,8 @@ class IncomingWeights:
                     f"{num_bytes} bytes at {at} of weights {self.heading.version}, {run} in a row and "
                     f"{distance} from one to the next, do not fit in {len(self._data)} bytes"
                 )
+            # `as_strided` checks no bounds, and a rank's offsets come from another process: what
+            # `_fits` lets through is written as it is.
             num_runs = num_bytes // run
             shape, steps = (num_runs, run), (distance, 1)
             as_strided(self._data[at:], shape, steps)[:] = data.reshape(shape)
@@ -268,6 +272,7 @@ def _write_into(parameters: Sequence[Tensor], data: np.ndarray) -> None:
 
 
 def _match_parameters(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
+    # Compared before the first byte is asked for, as a version may take minutes on its way.
     named: dict[str, Tensor] = dict(network.named_parameters())
     missing = [name for name in heading.names if name not in named]
     if missing:

@@ -149,6 +149,7 @@ class HostFleet:
             await asyncio.to_thread(remove_abandoned_folders, FILES_PREFIX)
             self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
             stack.push_async_callback(asyncio.to_thread, self._folder.remove_folder)
+            # Saved once: a host that joins later gets these files too, and the newest weights over them.
             for name, member in self._team.members.items():
                 policy: Any = member.model  # its recipe has been made, so it can be saved
                 await self._lane.run(policy.save, self._policies / name)
@@ -213,6 +214,7 @@ class HostFleet:
             self.runner.add_host(LOCAL_HOST, self._local_runner, self._shape.kinds)
         restarters = [self._make_restarter(host) for host in others]
         await gather_all(restarter.begin() for restarter in restarters)
+        # Only now is it known how many environments there are: hosts say so when they are up.
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.runner.num_slots, group_size=group_size
@@ -263,6 +265,7 @@ class HostFleet:
                 try:
                     engine_hosts = self._engine_hosts(change.host)
                 except ConfigError as error:
+                    # One that is too small for the policy ends no run that others carry on.
                     leave_alone(change.host, error)
                     continue
                 for each in engine_hosts:
@@ -310,6 +313,7 @@ class HostFleet:
         weight_host = WeightHost(actor, address)
         route = await self.images.connect_host(name, actor)
 
+        # Called once it has the newest weights: its first episode would act with those of the files.
         def admit(ready: HostStatus) -> None:
             slots = self._assigned[name].kinds
             self.runner.add_host(name, RolloutHostRunner(actor, ready, route=route), slots)
@@ -335,12 +339,15 @@ class HostFleet:
 
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
+        # Weights first: hosts that take a version from there wait for it until they hear of its end.
         self.weights.leave(name)
         self.images.leave(name)
         self.runner.remove_host(name)
         self.evaluators.remove_host(name)
         self._came_or_went.set()
 
+    # waits for: a host that runs episodes   woken by: `_join` and `_gone`, through `_came_or_went`; the
+    #                                        clock, after `cluster.alone_s` without any host
     async def _require_hosts(self) -> None:
         """Raise ConfigError if no host runs episodes for too long."""
         limit_s = self._config.cluster.alone_s

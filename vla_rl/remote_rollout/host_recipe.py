@@ -215,6 +215,12 @@ def make_host_recipe(
         config.run.record_to is None, "record_to", "none with cluster.hosts: only episodes that "
         "run on this host can be recorded",
     )  # fmt: skip
+    # such a pool is code of the recipe, which hosts need not have
+    if type(config).make_own_pool is not LearningConfig.make_own_pool:
+        raise ConfigError(
+            f"the environments of {type(config).__name__} come from a pool of its own, which other "
+            "hosts cannot make; leave cluster.hosts empty"
+        )
     plain = _without_recipe(config)
     try:
         return HostRecipe(
@@ -267,6 +273,7 @@ def read_pieces(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
             continue
         name, start = str(path.relative_to(folder)), 0
         with path.open("rb") as file:
+            # an empty file has one piece as well, or the host would lack it
             while (piece := file.read(PIECE_BYTES)) or start == 0:
                 yield name, start, np.frombuffer(piece, np.uint8)
                 start += len(piece)
@@ -350,6 +357,7 @@ def fixed_digest(model: Any) -> str:
     Call it on the device lane.
     """
     digest = hashlib.blake2b(digest_size=16)
+    # Each with its length: files whose bytes were moved from one to the next would have the same digest.
     for name, content in sorted(model.checkpoint_files().items()):
         digest.update(f"{name} {len(content)} ".encode() + content)
     weights = model.network.named_parameters()

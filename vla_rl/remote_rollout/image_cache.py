@@ -289,6 +289,8 @@ class ImageCaches:
         stays = [asyncio.ensure_future(self.ask(name, _stay_up)) for name in self._caches]
         try:
             await asyncio.wait(stays, return_when=asyncio.FIRST_COMPLETED)
+            # Most often its host is gone, and the error of a rank there, which comes a little later,
+            # explains more.
             await asyncio.sleep(NOTICED_WITHIN_S)
             for each in stays:
                 if each.done():

@@ -34,6 +34,8 @@ class ImageMemory:
     """
 
     def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
+        # A file without a name: the kernel frees it with the last process that has it open, whatever ends
+        # that process.
         self._descriptor = os.memfd_create("vla_rl_images", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         self.num_bytes = sum(row.nbytes for row in rows)

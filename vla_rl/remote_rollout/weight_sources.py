@@ -111,6 +111,8 @@ class LocalWeightSource:
         digest = asyncio.create_task(self.fetch_digest())  # beside the pieces
         on_their_way: deque[asyncio.Task[None]] = deque()
         try:
+            # Several pieces ahead: if each waited for the answer to the last one, the cable would be
+            # idle for a round trip a piece.
             for offset, piece in self._weights.pieces(num_bytes):
                 on_their_way.append(asyncio.create_task(actor.put_weights(member, offset, piece)))
                 if len(on_their_way) == _IN_FLIGHT:
@@ -166,6 +168,8 @@ class ShardedWeightSource:
 
     async def bring(self, host: WeightHost, num_bytes: int) -> None:
         """Let a host take all shards, or compare what it has already."""
+        # All bytes came from a peer. To take the shards as well would cost the ranks a second copy, so
+        # the digest of a host that takes them now is waited for.
         if num_bytes == self.heading.num_bytes:
             digest = await self._digest_of_others()
             if digest is not None:

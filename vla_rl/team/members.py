@@ -84,11 +84,13 @@ class Member:
     GPU that cannot learn from them is refused before the run starts."""
 
     def __post_init__(self) -> None:
+        # A class has the methods too, so the checks below would let it pass.
         if isinstance(self.model, type):
             raise ConfigError(
                 f"the policy is the class {self.model.__name__}, expected an instance of it"
             )
         protocol = LanguageModel if hasattr(self.model, "render") else PolicyModel
+        # Found now: learners call some of these methods only after the first rollout.
         missing = missing_methods(self.model, protocol)
         if missing:
             raise ConfigError(
@@ -244,6 +246,7 @@ def make_learners(
         for name, member in team.members.items()
     }
     num_ranks = max(settings.ranks for settings in each.values())
+    # Ranks of all policies share the same devices, so each learner is told what the others take.
     rank_bytes = {
         name: rank_memory(measure_policy(member.model, each[name]), each[name]).total
         for name, member in team.members.items()
@@ -290,6 +293,8 @@ def make_learners(
 
 def _over_run(config: LearningConfig, settings: SettingsT) -> SettingsT:
     """Return the settings with the number of the run's optimizer steps, where its end is meant."""
+    # A learning rate that decays over the run needs the number of its last step, and an update makes as
+    # many steps as its episodes have mini-batches.
     episodes = config.scheduler.groups_per_update * config.group_size
     of_update = settings.epochs * -(-episodes // (settings.minibatch_trajectories or episodes))
     optimizer = settings.optimizer.over_run(config.run.updates * of_update)
@@ -303,6 +308,7 @@ def make_critics(
     critics: dict[str, PolicyCritic] = {}
     settings = _over_run(config, config.critic)
     for name, member in team.members.items():
+        # By the agent's name, so that the critics of a team do not begin with equal weights.
         seed = team.agent_names.derive_seed(derive_seed(config.run.seed, "critic"), name)
         sharded = _as_sharded(learners.member(name), member.learner or config.learner)
         critics[name] = (

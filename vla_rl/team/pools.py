@@ -60,6 +60,7 @@ class MixedPool:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            # Text first: a task that is wrong is refused before simulators are started, which takes long.
             await stack.enter_async_context(self._text)
             await stack.enter_async_context(self.simulators)
             self._open = stack.pop_all()
@@ -96,6 +97,7 @@ def make_pool(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskSta
 
     Raises: ConfigError if the configuration has no environments.
     """
+    # Asked first: such a configuration is also of one of the kinds below.
     own: Any = config.make_own_pool(runtime)
     if own is not None:
         return own  # type: ignore[no-any-return]
@@ -176,6 +178,8 @@ async def _break_simulators(
         await asyncio.sleep(dice.expovariate(1.0 / every_s))
         if not (up := pids()):
             continue
+        # Stopped as well as killed: a stopped process closes no connection, so that only the watch for
+        # frozen processes can find it.
         pid, fault = dice.choice(up), dice.choice((signal.SIGKILL, signal.SIGSTOP))
         try:
             os.kill(pid, fault)
