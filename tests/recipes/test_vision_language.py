@@ -1,6 +1,7 @@
 """Recipes of vision-language policies, on tiny models in the public layout of each family."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
 from vla_rl.reporting import read_metrics
 from vla_rl.run.estimates import estimate_run, require_gpu_memory
 from vla_rl.team.members import Team
+
+PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300)
 
@@ -138,6 +141,25 @@ async def test_one_command_trains_on_episodes_with_an_image_in_each_of_two_turns
 def test_more_images_than_turns_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_images is 2.*at most chat.max_turns = 1"):
         GrpoSquaresConfig(num_images=2)
+
+
+@pytest.mark.slow
+async def test_the_pages_questions_about_frames_of_libero_have_answers_that_the_frames_show(
+    tmp_path: Path,
+) -> None:
+    (snippet,) = re.findall(r"```python\n# libero_questions\.py\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "libero_questions.py", "exec"), names)
+    await names["write_questions"](tmp_path, 2)
+    config = config_of(str(tmp_path / "gripper.jsonl"), image_field="image", scorer="exact")
+    assert check_prompts(config, tiny_vision(family="qwen3_vl")).image_sizes == ((224, 224),)
+    rows = [json.loads(line) for line in (tmp_path / "gripper.jsonl").read_text().splitlines()]
+    assert {row["answer"] for row in rows} == {"left", "right"}
+    for row in rows:
+        # above the table there is a plain wall, but for the hand
+        wall = cv2.imread(str(tmp_path / row["image"])).astype(np.float32).mean(axis=2)[35:68]
+        left, right = wall[:, 50:98].std(), wall[:, 126:174].std()
+        assert row["answer"] == ("left" if left > right else "right")
 
 
 def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> None:

@@ -77,6 +77,13 @@ ORDERS = {
 import transformers, vla_rl
 from transformers import AutoProcessor, AutoVideoProcessor, LlamaForCausalLM
 """,
+    "vla_rl, then networks and processors of images": """
+import vla_rl
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration
+from transformers import Idefics3ForConditionalGeneration, SmolVLMForConditionalGeneration
+from transformers import Idefics3Processor, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from transformers import SmolVLMImageProcessor
+""",
     "torchvision in vain, then vla_rl": """
 try:
     import torchvision
