@@ -12,11 +12,11 @@ from vla_rl.learner import LearnerConfig
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
 from vla_rl.models.flow.small_folder import create_small_flow, load_small_flow
+from vla_rl.models.loading import CheckpointFormat
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.prismatic.action_tokens import ActionBounds
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy
-from vla_rl.recipes.trainable_policy import FlowTrainingConfig
 
 SHAPE = SmallFlowConfig(
     actions=ActionBounds(low=(-1.0,) * 7, high=(1.0,) * 7, is_scaled=(True,) * 7),
@@ -37,12 +37,16 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "flow")
 
 
-def start(folder: str, learner: LearnerConfig | None = None, **flow: Any) -> Any:
-    return starting_policy(
-        SrpoLiberoConfig(
-            policy=folder, flow=FlowTrainingConfig(**flow), learner=learner or LearnerConfig()
-        )
+def start(
+    folder: str, learner: LearnerConfig | None = None, train: Any = "all", **options: Any
+) -> Any:
+    config = SrpoLiberoConfig(
+        policy=folder,
+        policy_format=CheckpointFormat(**options),
+        train=train,
+        learner=learner or LearnerConfig(),
     )
+    return starting_policy(config)
 
 
 def test_a_flow_policy_is_trained_whole_with_the_folders_chain(folder: str) -> None:
@@ -53,7 +57,7 @@ def test_a_flow_policy_is_trained_whole_with_the_folders_chain(folder: str) -> N
 
 
 def test_a_chain_that_was_chosen_is_saved_with_the_policy(folder: str, tmp_path: Path) -> None:
-    policy = start(folder, num_steps=3, noise_level=0.2)
+    policy = start(folder, flow_steps=3, noise_level=0.2)
     policy.save(tmp_path / "again")
     sampling = load_small_flow(tmp_path / "again").config.sampling
     assert (sampling.num_steps, sampling.noise_level) == (3, 0.2)
@@ -76,14 +80,12 @@ def test_without_noise_a_ratio_is_refused_before_anything_starts(folder: str) ->
     assert start(folder, LearnerConfig(loss=exact)).has_likelihood
 
 
-def test_options_of_flows_are_refused_for_others(tmp_path: Path) -> None:
+def test_the_expert_of_a_policy_without_one_is_refused(tmp_path: Path) -> None:
     shape = MlpConfig(state_size=8, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, num_bins=3)
     MlpPolicy.create(shape, seed=0).save(tmp_path / "mlp")
     assert isinstance(start(str(tmp_path / "mlp")), MlpPolicy)
-    with pytest.raises(
-        ConfigError, match="an option of flow is set, but a MlpPolicy has no method"
-    ):
-        start(str(tmp_path / "mlp"), num_steps=3)
+    with pytest.raises(ConfigError, match="train is 'expert', but a MlpPolicy has no expert"):
+        start(str(tmp_path / "mlp"), train="expert")
     with pytest.raises(ConfigError, match="compares predictions of a flow policy"):
         start(str(tmp_path / "mlp"), NFT)
 

@@ -40,7 +40,7 @@ from vla_rl.evaluation.suites import (
 from vla_rl.models.families import require_method
 from vla_rl.models.loading import CheckpointFormat, compute_digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.recipes.trainable_policy import FlowTrainingConfig, require_trainable
+from vla_rl.recipes.trainable_policy import TrainedPart, choose_trained_part, require_trainable
 from vla_rl.rollout import TaskStart
 from vla_rl.types import (
     EnvSpec,
@@ -116,7 +116,10 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Folder or hub id of the checkpoint to start from, of any family."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
-    flow: FlowTrainingConfig = FlowTrainingConfig()
+    train: TrainedPart = "all"
+    """Part of a flow policy that is trained: all, or the expert alone with the projections of state and
+    actions; what reads images and prompt is frozen then. Others are trained whole, or by adapters."""
+
     lora_rank: PositiveInt | None = None
     """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
     adapters."""
@@ -283,8 +286,8 @@ def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
     folder = config.policy_folder
     policy = load_policy(folder, config.policy_format, config.run.device)
     require_fitting(policy, folder, config.benchmark)
-    policy = config.flow.prepare_policy(policy)
     require_trainable(policy, folder, config.learner)
+    choose_trained_part(policy, config.train)
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig
 
