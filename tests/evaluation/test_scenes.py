@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 from rich.console import Console
 from toy_rollouts import evaluated
@@ -33,7 +34,17 @@ from vla_rl.evaluation.scenes import (
     describe_other_images,
     resolve_checkpoint,
 )
-from vla_rl.models.loading import BASE_POLICY, PLACEHOLDER_BASE_POLICY, SHIPPED
+from vla_rl.evaluation.suites import require_for_libero
+from vla_rl.models.loading import (
+    BASE_POLICY,
+    FLOW_BASE_POLICY,
+    PLACEHOLDER_BASE_POLICY,
+    SHIPPED,
+    SHIPPED_FLOW,
+    CheckpointConfig,
+    is_base_policy,
+    load_policy,
+)
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import TrainingImages, tiny
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
@@ -43,7 +54,8 @@ from vla_rl.recipes.record_demonstrations import RecordConfig
 from vla_rl.recipes.srpo_libero import HeldOutConfig, SrpoLiberoConfig
 from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
 from vla_rl.recipes.watch_libero import WatchConfig
-from vla_rl.types import Config, EnvSpec
+from vla_rl.types import Config, EnvSpec, Sampling
+from vla_rl.types.observation import DRAWN_KEY
 from vla_rl.util.imports import import_path
 
 SCENE = LiberoScene(image_size=84, physics="fast", quality="exact")
@@ -166,15 +178,39 @@ def test_a_policy_that_was_asked_for_acts_on_any_assets(own_assets: str) -> None
         assert resolve_checkpoint(asked, own_assets) == asked
 
 
+def test_the_shipped_flow_policy_has_a_name_and_the_images_of_its_training(own_assets: str) -> None:
+    assert resolve_checkpoint(SHIPPED_FLOW, own_assets) == str(FLOW_BASE_POLICY)
+    assert is_base_policy(SHIPPED_FLOW)
+    assert is_base_policy(str(FLOW_BASE_POLICY))
+    assert describe_other_images(str(FLOW_BASE_POLICY), "wheels", 84, "fast") is None
+    line = describe_other_images(str(FLOW_BASE_POLICY), "stand-ins", 84, "fast")
+    assert line is not None
+    assert "on LIBERO's own assets, not on stand-ins" in line
+
+
 def test_assets_that_are_not_there_are_an_error_before_any_policy_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LIBERO's assets were not found in"):
         resolve_checkpoint(SHIPPED, str(tmp_path / "none"))
 
 
-def test_both_shipped_policies_are_there() -> None:
-    assert all(
-        (base / "model.safetensors").is_file() for base in (BASE_POLICY, PLACEHOLDER_BASE_POLICY)
-    )
+def test_the_shipped_policies_are_there() -> None:
+    bases = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY)
+    assert all((base / "model.safetensors").is_file() for base in bases)
+
+
+def test_the_shipped_flow_policy_is_small_and_decides_for_liberos_arm() -> None:
+    size = sum(path.stat().st_size for path in FLOW_BASE_POLICY.iterdir())
+    assert size <= 15_000_000
+    policy = load_policy(str(FLOW_BASE_POLICY), CheckpointConfig(), "cpu")
+    require_for_libero(policy, SHIPPED_FLOW)
+    seen = policy.example_observation(0)  # type: ignore[attr-defined]
+    del seen[DRAWN_KEY]
+    with torch.inference_mode():
+        sampled = policy.sample(policy.prepare([seen]), [Sampling(greedy=True)])
+    tokens = sampled.tokens if sampled.chunk is None else sampled.chunk
+    actions = policy.decode(tokens.numpy())
+    assert actions.shape == (1, 8, 7)
+    assert np.isfinite(actions).all()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import (
     BASE_POLICY,
+    FLOW_BASE_POLICY,
     PLACEHOLDER_BASE_POLICY,
     SHIPPED,
+    SHIPPED_FLOW,
     is_base_policy,
 )
 from vla_rl.types import Config, EnvSpec
@@ -210,11 +212,13 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
 
     Args:
         checkpoint: a folder, a hub id, or `shipped`: the base policy of this package that was
-            trained on the assets in use.
+            trained on the assets in use; `shipped_flow`: its flow policy.
         assets: the assets in use, as `find_assets` takes them.
 
     Raises: ConfigError if there are no assets.
     """
+    if checkpoint == SHIPPED_FLOW:
+        return str(FLOW_BASE_POLICY)
     if checkpoint != SHIPPED:
         return checkpoint
     # the policy that was trained on the other assets does worse on these, and nothing would say why

@@ -47,6 +47,13 @@ PLACEHOLDER_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
 SHIPPED: Final = "shipped"
 """Name, instead of a folder, of the one of these two that was trained on the assets in use."""
 
+FLOW_BASE_POLICY: Final = ASSETS / "libero_flow_base"
+"""A small flow policy that learnt task 7 of libero_goal and half learnt task 8, drawn with LIBERO's own
+assets."""
+
+SHIPPED_FLOW: Final = "shipped_flow"
+"""Name of this one, instead of its folder."""
+
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
 
@@ -81,10 +88,8 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
 def is_base_policy(checkpoint: str) -> bool:
     """Return whether this names a LIBERO base policy of this package, however it is written."""
     folder = Path(checkpoint).expanduser().resolve()
-    return checkpoint == SHIPPED or folder in (
-        BASE_POLICY.resolve(),
-        PLACEHOLDER_BASE_POLICY.resolve(),
-    )
+    shipped = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY)
+    return checkpoint in (SHIPPED, SHIPPED_FLOW) or folder in [each.resolve() for each in shipped]
 
 
 def read_family(checkpoint: "str | PublicFolder") -> Family:
