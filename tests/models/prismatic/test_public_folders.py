@@ -19,9 +19,10 @@ import torch
 from golden_checkpoint import HEAD, PROPRIO
 
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models import tensor_reading
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import CONVENTIONS, ContinuousOpenVlaOft, OpenVlaOft
-from vla_rl.models.prismatic import folder, weights
+from vla_rl.models.prismatic import weights
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.util.atomic_files import MANIFEST
 
@@ -338,7 +339,7 @@ def test_an_adapter_is_put_on_its_base_and_trained_further(
     run = golden_checkpoint.write(tmp_path / "run", HEAD, PROPRIO)
     golden_checkpoint.write_adapter(run / "lora_adapter")
     monkeypatch.setattr(
-        folder, "download", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id]
+        tensor_reading, "download", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id]
     )
     assert page["on_its_base"](run).config.lora is None
     assert page["trained_further"](run).config.lora.targets == "all-linear"
