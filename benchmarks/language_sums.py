@@ -11,9 +11,9 @@
 
 Each run asks the same 200 held-out sums before the first update and after the last, greedily. A
 finished run is a line of `--keep`, with every outcome, the replies to the first held-out sums, its
-CPU seconds, versions and machine. A run that was stopped goes on where it was, if the command is
-called again. CPU seconds are those of the run and all its processes, evaluations included;
-`LIMIT_S`, 40 minutes of two cores, stops a run.
+CPU seconds, versions and machine; `success` is that of each update's own episodes, sampled. A run
+that was stopped goes on where it was, if the command is called again. CPU seconds are those of the
+run and all its processes, evaluations included; `LIMIT_S`, 40 minutes of two cores, stops a run.
 
 Keys of the last line, lists by run: `runs`; `before` and `after` in percent; `gain`, points above the
 better of base and form baseline on the same sums, with `gain_low` and `gain_high`, the 95 % interval
@@ -64,7 +64,8 @@ SFT: Final = (
     *("--imitation.optimizer.decay-steps", "None"),
 )
 PLANNED: Final = {
-    "form/0": Planned(("--scorer", "form")),
+    # its rewards are all equal after some updates
+    "form/0": Planned(("--scorer", "form", "--run.updates", "12")),
     **{f"exact/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
     "vllm/0": Planned(("--engine.kind", "vllm")),
     "calculator/0": Planned(("--calculator",), SFT),
@@ -114,7 +115,8 @@ def kept_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         "outcomes_after": outcomes(by_weights[max(by_weights)]),
         "cpu_seconds": round(cpu_seconds),
         "minutes": minutes_until(run, run.path / VALIDATION.file),
-        "success": [round(line["rollout/success_rate"], 4) for line in updates],
+        "success": [round(line["reward/success_rate"], 4) for line in updates],
+        "groups_with_signal": [round(line["advantage/groups_with_signal"], 4) for line in updates],
         "seconds": {
             part: round(sum(line[f"time/node/{part}_s"] for line in updates))
             for part in ("rollout", "update")

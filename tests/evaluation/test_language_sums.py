@@ -32,7 +32,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return language_sums.main()
 
 
-def test_a_run_that_is_missing_is_made_kept_and_not_made_again(
+def test_a_run_that_is_missing_is_made_or_goes_on_is_kept_and_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny(SHAPE, ["Add or subtract. 20 + 15 = 35"], seed=0).save(tmp_path / "policy")
@@ -56,6 +56,12 @@ def test_a_run_that_is_missing_is_made_kept_and_not_made_again(
     assert last["gain"] == [None]
     assert call(monkeypatch, *arguments) == 0
     assert kept_lines(kept) == [line]
+    kept.unlink()  # as if the command had been stopped before the run was kept
+    assert call(monkeypatch, *arguments) == 0
+    (again,) = kept_lines(kept)
+    assert (again["outcomes_after"], again["replies"]) == (line["outcomes_after"], line["replies"])
+    assert again["cpu_seconds"] > line["cpu_seconds"]
+    assert again["minutes"] is None, "a pause is no cost of the run"
 
 
 def test_without_runs_the_table_is_one_error(

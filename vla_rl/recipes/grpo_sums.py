@@ -33,7 +33,9 @@ ENV_ID = "text/sum"
 class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a public language model on two-digit sums."""
 
-    run: RunConfig = RunConfig(name="grpo_sums", updates=12, checkpoint_every=6, keep_checkpoints=1)
+    run: RunConfig = RunConfig(
+        name="grpo_sums", updates=60, checkpoint_every=10, keep_checkpoints=1
+    )
     group_size: PositiveInt = 16
     # Replies that run while the weights change are read again: where learner and engine share the
     # cores, that costs more than waiting.
