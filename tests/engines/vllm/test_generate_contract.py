@@ -1,5 +1,6 @@
-"""What an engine that speaks promises, whichever it is: the same tests on the torch engine and on
-vLLM.
+"""Replies under rules, and new weights: the same tests on the torch engine and on vLLM.
+
+The rules of every engine that generates replies are tested by `ChatEngineContract`.
 """
 
 import asyncio
@@ -18,7 +19,6 @@ from small_policies import completing_policy, moved
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.vllm import VllmChatEngine
-from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.vllm import serve
 from vla_rl.rollout import EpisodePolicy
@@ -95,66 +95,6 @@ async def completing(request: pytest.FixtureRequest) -> AsyncIterator[Completing
         )
         async with make() as engine:
             yield Completing(engine, lane, policy)
-
-
-async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(
-    completing: Completing,
-) -> None:
-    completion = await completing.say(seed=1)
-    policy, length = completing.policy, len(completion.tokens)
-    assert 1 <= length <= MAX_REPLY
-    assert completion.tokens.dtype == np.int64
-    assert (completion.log_probs.shape, completion.log_probs.dtype) == ((length,), np.float32)
-    assert completion.weight_versions.tolist() == [0] * length
-    np.testing.assert_array_equal(completion.prompt_tokens, policy.render(ASKED))
-    assert completion.message == policy.parse(policy.decode(completion.tokens))
-    ended = completion.tokens[-1] in policy.stop_tokens
-    assert completion.finish_reason == ("stop" if ended else "length")
-    assert ended or length == MAX_REPLY
-
-
-@pytest.mark.parametrize("temperature", [0.8, 1.0, 1.5])
-async def test_log_probs_are_those_of_the_learner_after_temperature(
-    completing: Completing, temperature: float
-) -> None:
-    completions = await asyncio.gather(
-        *(completing.say(seed=seed, temperature=temperature) for seed in range(4))
-    )
-    assert max(completing.gap(completion, temperature) for completion in completions) < TOLERANCE
-    greedy = await completing.say(greedy=True, temperature=temperature)
-    assert completing.gap(greedy, temperature) < TOLERANCE
-
-
-async def test_the_same_seed_gives_the_same_reply(completing: Completing) -> None:
-    first, second, other = [await completing.say(seed=seed) for seed in (4, 4, 5)]
-    np.testing.assert_array_equal(first.tokens, second.tokens)
-    assert first.tokens.tolist() != other.tokens.tolist()
-
-
-async def test_a_conversation_goes_on_from_what_was_said(completing: Completing) -> None:
-    first = await completing.say(seed=2)
-    longer = (*ASKED, first.message, Message(role="user", content="and 5"))
-    second = await completing.say(longer, seed=3)
-    np.testing.assert_array_equal(second.prompt_tokens, completing.policy.render(longer))
-    assert completing.gap(second) < TOLERANCE
-
-
-async def test_tools_are_part_of_the_prompt(completing: Completing) -> None:
-    tool = ToolSpec(name="add", description="adds", parameters={"type": "object"})
-    completion = await completing.engine.generate(
-        ASKED, tools=(tool,), sampling=Sampling(), max_tokens=2
-    )
-    np.testing.assert_array_equal(
-        completion.prompt_tokens, completing.policy.render(ASKED, (tool,))
-    )
-    assert len(completion.tokens) <= 2
-
-
-async def test_a_prompt_without_room_for_a_reply_is_refused(completing: Completing) -> None:
-    with pytest.raises(ContextOverflow, match="the context 256"):
-        await completing.say((Message(role="user", content="1 " * 300),))
-    with pytest.raises(ValueError, match="max_tokens is 0"):
-        await completing.engine.generate(ASKED, max_tokens=0)
 
 
 SUM = JsonFormat(

@@ -77,7 +77,7 @@ async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
         async with lifecycle.limit(None):  # no deadline of its own
             await asyncio.Event().wait()
     assert lifecycle.died.is_set()
-    assert str(lifecycle.make_death_error()) == str(
+    assert str(lifecycle.make_exit_error()) == str(
         ActorDied("engine", process.pid, "its process was killed by SIGKILL")
     )
     process.wait()
@@ -107,7 +107,7 @@ async def test_the_first_cause_of_death_stays() -> None:
     assert (lifecycle.pid, lifecycle.died.is_set(), lifecycle.cause) == (0, False, "not started")
     assert lifecycle.mark_dead("could not start").cause == "could not start"
     lifecycle.mark_dead("closed")
-    assert lifecycle.make_death_error().cause == "could not start"
+    assert lifecycle.make_exit_error().cause == "could not start"
     await lifecycle.kill_and_release()
 
 
