@@ -279,7 +279,7 @@ def test_replacements_are_counted_by_cause_and_only_deaths_use_the_budget() -> N
     death = ActorDied("worn", 7, "it ended")
     limits.mark_expired(used_process(), "rss_limit_mb")
     limits.mark_expired(used_process(), "rss_limit_mb")
-    assert [limits.record_death("died", death, now) for now in (0.0, 1.0)] == [True, False]
+    assert [limits.record_exit("died", death, now) for now in (0.0, 1.0)] == [True, False]
     assert limits.counts == {
         "died": 2,
         "frozen": 0,

@@ -136,7 +136,9 @@ async def test_a_video_is_made_of_images_that_are_dropped_meanwhile(tmp_path) ->
         fetched = await cache.fetch("far", 7, NUM_BYTES, [])
         arrays = fetched.arrays(7)
         images = [arrays["0/observation/image"], arrays["final/image"]]
-        filming = asyncio.create_task(cache.film(images, [("go", "1/1"), ("go", "success")], 5.0))
+        filming = asyncio.create_task(
+            cache.make_video(images, [("go", "1/1"), ("go", "success")], 5.0)
+        )
         await asyncio.sleep(0)
         await cache.fetch("far", 99, NUM_BYTES, [7])
         (await filming).tofile(tmp_path / "video.mp4")

@@ -214,7 +214,7 @@ class SimulatorPool:
         if not process.is_alive():
             death = process.death
             assert death is not None, "a process that is not alive has ended in some way"
-            self._count_death(cause, death)
+            self._count_exit(cause, death)
             owner.retire()
         else:
             # Counted once: several leases of one process can end while its successor starts.
@@ -286,7 +286,7 @@ class SimulatorPool:
                         leniency=self._leniency,
                     )
             except ActorDied as death:
-                self._count_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
+                self._count_exit("frozen" if isinstance(death, ActorFrozen) else "died", death)
                 continue
             except (ConfigError, EnvError) as error:  # another process would fail the same way
                 self._end(error)
@@ -295,12 +295,12 @@ class SimulatorPool:
             return process
         return None
 
-    def _count_death(self, cause: str, death: ActorDied) -> None:
+    def _count_exit(self, cause: str, death: ActorDied) -> None:
         """Count a death against the budget.
 
         Beyond the budget end the pool: each waiting and later lease then raises.
         """
-        if self._replacements.record_death(cause, death, asyncio.get_running_loop().time()):
+        if self._replacements.record_exit(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
         self._end(

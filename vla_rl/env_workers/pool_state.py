@@ -166,7 +166,7 @@ class Replacements:
         )
         logger.info("simulator %s is replaced (%s) %s.", process.name, cause, usage)
 
-    def record_death(self, cause: str, death: ActorDied, now: float) -> bool:
+    def record_exit(self, cause: str, death: ActorDied, now: float) -> bool:
         """Count a process that died or froze at `now` (s).
 
         Return False if that exceeds the budget.

@@ -190,7 +190,7 @@ class SimulatorProcess:
         # a failed call knows it first: the runtime learns of the same death in its next turn
         return self._death or self._runtime.info(self.worker).end
 
-    def record_death(self, death: ActorDied) -> None:
+    def record_exit(self, death: ActorDied) -> None:
         """Record a death that a call reported; the runtime may notice it only later."""
         self._death = death
 
@@ -297,7 +297,7 @@ class RemoteEnv:
         """
         self._held = None
         if isinstance(error, ActorDied):
-            self.process.record_death(error)
+            self.process.record_exit(error)
 
     async def close(self) -> None:
         """Close the environment, and end the process if it has no other environment."""

@@ -183,7 +183,7 @@ class ImageCache(Actor):
             self._copied.pop(key).close()
 
     @actor_method(concurrent=True)
-    async def film(
+    async def make_video(
         self, images: list[ArrayRef], captions: list[tuple[str, str]], frames_per_s: float
     ) -> np.ndarray:
         """Make a video of images that are here; return its bytes, uint8 [bytes].

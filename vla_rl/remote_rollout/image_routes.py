@@ -180,8 +180,8 @@ class ImageRoutes:
     ) -> None:
         if self._videos:
             await asyncio.wait(self._videos, timeout=FILMED_WITHIN_S)
-        for film in self._videos:
-            film.cancel()
+        for video in self._videos:
+            video.cancel()
         await self._open.__aexit__(kind, error, traceback)
 
     async def stay(self) -> None:
@@ -288,21 +288,22 @@ class ImageRoutes:
             host, [each for arrays in by_key.values() for each in arrays]
         )
 
-    def film(
+    def make_video(
         self,
         images: Sequence[ArrayRef],
         captions: Sequence[tuple[str, str]],
         frames_per_s: float,
     ) -> "Future[np.ndarray]":
         """Begin a video of images in an image cache: a `vla_rl.reporting.videos.VideoMaker`."""
-        film: Future[np.ndarray] = Future()
+        video: Future[np.ndarray] = Future()
         making = self._image_caches.ask(
-            images[0].host, lambda cache: cache.film(list(images), list(captions), frames_per_s)
+            images[0].host,
+            lambda cache: cache.make_video(list(images), list(captions), frames_per_s),
         )
-        task = asyncio.create_task(making, name="film")
+        task = asyncio.create_task(making, name="video of cached images")
         self._videos.add(task)
-        task.add_done_callback(partial(self._filmed, film))
-        return film
+        task.add_done_callback(partial(self._end_video, video))
+        return video
 
     def say_why(self, name: str, fault: str) -> None:
         """Print one line about images that come here, once for each host.
@@ -330,13 +331,13 @@ class ImageRoutes:
                 self._max_bytes / (1 << 30),
             )
 
-    def _filmed(self, film: "Future[np.ndarray]", task: "asyncio.Task[np.ndarray]") -> None:
+    def _end_video(self, video: "Future[np.ndarray]", task: "asyncio.Task[np.ndarray]") -> None:
         self._videos.discard(task)
         error = OSError("the run ended") if task.cancelled() else task.exception()
         if error is None:
-            film.set_result(task.result())
+            video.set_result(task.result())
         else:
-            film.set_exception(error)
+            video.set_exception(error)
 
 
 class ImageRoute:

@@ -96,7 +96,7 @@ async def run_episode(
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
-            raise _make_loss(_first_death(deaths), episode) from errors
+            raise _make_loss(_first_exit(deaths), episode) from errors
         errors.add_note(f"while running {describe_episode(episode)}")
         raise
     except Exception as error:
@@ -140,9 +140,9 @@ def _make_loss(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
     return EpisodeLost(episode, "frozen" if isinstance(death, ActorFrozen) else "died", str(death))
 
 
-def _first_death(deaths: ExceptionGroup[ActorDied]) -> ActorDied:
+def _first_exit(deaths: ExceptionGroup[ActorDied]) -> ActorDied:
     first = deaths.exceptions[0]
-    return first if isinstance(first, ActorDied) else _first_death(first)
+    return first if isinstance(first, ActorDied) else _first_exit(first)
 
 
 class EpisodeRunner(Protocol):

@@ -288,8 +288,8 @@ class TrainingParts:
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
-        film = None if self.hosts is None else self.hosts.images.film
-        videos = VideoRecorder(run.videos, self.config.run.videos_every, make_video=film)
+        make_video = None if self.hosts is None else self.hosts.images.make_video
+        videos = VideoRecorder(run.videos, self.config.run.videos_every, make_video=make_video)
         self.show.offer = videos.offer
         return videos
 

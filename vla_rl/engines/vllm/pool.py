@@ -69,7 +69,7 @@ class EngineSlot:
             has_worked = replica.num_answers > 1
             failures = 1 if has_worked else failures + 1
             await self.stop_engine()
-            failures = await self._start_again(failures, replica.make_death_error())
+            failures = await self._start_again(failures, replica.make_exit_error())
 
     async def stop_engine(self) -> None:
         """Stop the current engine."""

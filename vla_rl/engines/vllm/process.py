@@ -272,7 +272,7 @@ class EngineLifecycle:
             self._watch.end_watch()  # vLLM raises in waiting calls too, but only after its clean-up
         if frozen:
             self._kill()
-        return ActorFrozen(self._name, self.pid, cause) if frozen else self.make_death_error()
+        return ActorFrozen(self._name, self.pid, cause) if frozen else self.make_exit_error()
 
     def mark_ended(self) -> ActorDied:
         """Mark it as dead because its process has ended, and return the error for callers."""
@@ -283,9 +283,9 @@ class EngineLifecycle:
 
         Otherwise it counts as frozen and is killed.
         """
-        return self.make_death_error() if self.died.is_set() else self.mark_dead(cause, frozen=True)
+        return self.make_exit_error() if self.died.is_set() else self.mark_dead(cause, frozen=True)
 
-    def make_death_error(self) -> ActorDied:
+    def make_exit_error(self) -> ActorDied:
         """Return the error that callers get from now on."""
         return ActorDied(self._name, self.pid, self.cause)
 

@@ -118,7 +118,7 @@ class Replica:
         Raises: ActorDied; its slot may have closed a dead engine since its caller saw it ready.
         """
         if self.died.is_set():
-            raise self.make_death_error()
+            raise self.make_exit_error()
         return self._llm
 
     async def build(self) -> None:
@@ -191,7 +191,7 @@ class Replica:
         except TimeoutError as error:
             if cancelled is None or not cancelled.expired():
                 raise
-            raise self.make_death_error() from error
+            raise self.make_exit_error() from error
         finally:
             self.num_running -= 1
         self.num_answers += 1
@@ -296,9 +296,9 @@ class Replica:
         """
         return self._lifecycle.mark_dead(cause, frozen=frozen)
 
-    def make_death_error(self) -> ActorDied:
+    def make_exit_error(self) -> ActorDied:
         """Return the error that callers get from now on."""
-        return self._lifecycle.make_death_error()
+        return self._lifecycle.make_exit_error()
 
     async def close(self) -> None:
         """Stop the process, gently if it still responds, and free what the client holds."""
