@@ -192,7 +192,7 @@ class RunEngines(EngineTeam):
         return max(engine.stats().busy_share for engine in self._owned.values())
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of engines in their own processes; one in this process has none."""
+        """Return the metrics of the engines, each with its policy's name."""
         agent_names = AgentNames(self._owned)
         return {
             f"{agent_names.get_prefix(name)}{key}": value
