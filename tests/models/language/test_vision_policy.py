@@ -322,3 +322,13 @@ def test_what_cannot_be_shown_is_refused_by_name(
     reads_text = tiny(TinyConfig(hidden_size=32, num_heads=2, vocab_size=300), ["a"], seed=0)
     with pytest.raises(ValueError, match="1 images, but CausalLanguageModel reads text alone"):
         make_question(reads_text, (user("look", TALL),), (), ANY_REPLY)
+
+
+@pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
+def test_tiles_of_another_size_than_the_towers_are_refused(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_vision(tmp_path / "policy", family=family)
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text()) | {"max_image_size": {"longest_edge": 48}}
+    file.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"max_image_size .* is 48 pixels, .* tiles of 32"):
+        load_language_model(folder)
