@@ -7,6 +7,10 @@ The last line is JSON:
     golden_max_rel           largest relative difference from other projects' outputs (`flow_references`)
     layouts_bit_equal        1 if folders of openpi and LeRobot are written as they were read
     broken_folders_refused   of ten broken folders, those whose refusal names the fault
+    first_ratio_max_diff     largest log-ratio of a decision before any update, in other batches than acted
+                             (`first_ratio_same_batch`: in the same; `first_ratio_limit`: the bound)
+    decisions_vs_plain       CPU time of 16 decisions one after another, over that of one batch of them
+                             (`decision_ms` of CPU time in the batch, `parameters_millions`)
 
 Chains run on a mixture of two normal distributions in one dimension, whose velocity is known in
 closed form, so no network's error hides the sampler's.
@@ -20,6 +24,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from benchmarks.flow_decisions import measure_small_policy
 from benchmarks.flow_references import measure_references
 from vla_rl.models.flow.transitions import Schedule
 
@@ -86,7 +91,7 @@ def measure_marginals(seed: int = 0) -> dict[str, float]:
 
 def main() -> int:
     """Print the figures."""
-    print(json.dumps(measure_marginals() | measure_references()))
+    print(json.dumps(measure_marginals() | measure_references() | measure_small_policy()))
     return 0
 
 

@@ -1,16 +1,18 @@
-"""Train an MLP policy on a small environment with any pipeline:
+"""Train an MLP or a small flow policy on a small environment with any pipeline:
 `python -m vla_rl.recipes.train_toy --pipeline ppo`.
 
 `--env-id` (default: CartPole-v1) selects any gymnasium environment with a vector observation and a
 discrete or bounded action, or the reaching task `vla_rl/toy_reach-v0`. The policy starts from
 random weights, and a run takes a minute or less. Watch the return; with `--success-return 195`,
-successes are counted too.
+successes are counted too. `--policy` starts from the small flow policy that `sft_toy` wrote, which
+sees images of the reaching task (`--config reach_ppo`).
 """
 
 import itertools
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import gymnasium
 import msgspec
@@ -32,6 +34,7 @@ from vla_rl.types import (
     EnvSpec,
     EpisodeSpec,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ReadIf,
     Sampling,
@@ -39,6 +42,7 @@ from vla_rl.types import (
 )
 
 if TYPE_CHECKING:
+    from vla_rl.models.flow.policy import FlowPolicy
     from vla_rl.models.mlp import MlpPolicy
 
 
@@ -90,6 +94,14 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     step_limit: PositiveInt = 200
     """Control steps after which an episode is truncated."""
 
+    step_size: PositiveFloat = 0.4
+    """Reaching task only: largest move of the hand along each axis in one control step, in arena
+    units from -1 to 1."""
+
+    policy: str | None = None
+    """Folder of a flow policy that training starts from, such as `sft_toy` writes, for the reaching task.
+    None: an MLP with random weights."""
+
     num_starts: PositiveInt = 64
     """Number of different seeds that episodes start from."""
 
@@ -114,6 +126,11 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require(
+            self.policy is None or self.env_id == REACH,
+            "policy",
+            f"none, or --env-id {REACH} beside it, whose images it sees",
+        )
         self.held_out.require(
             self.held_out.starts == 0 or self.env_id == REACH or self.success_return is not None,
             "starts",
@@ -121,17 +138,17 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
         )
 
 
+def reach_arguments(step_size: float, step_limit: int) -> dict[str, Any]:
+    """Return the arguments of the reaching task, which asks for the red square."""
+    return {"task_id": 0, "action_dim": 2, "step_size": step_size, "step_limit": step_limit}
+
+
 def env_spec(config: TrainToyConfig) -> EnvSpec:
     """Return the specification of the environment: its id and plain arguments."""
     if config.env_id == REACH:
         return EnvSpec(
             id=REACH,
-            kwargs={
-                "task_id": 0,
-                "action_dim": 2,
-                "step_size": 0.4,
-                "step_limit": config.step_limit,
-            },
+            kwargs=reach_arguments(config.step_size, config.step_limit),
         )
     kwargs = {
         "env_id": config.env_id,
@@ -189,6 +206,18 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
     ]
 
 
+def start_policy(config: TrainToyConfig) -> "FlowPolicy | MlpPolicy":
+    """Load the flow policy that the configuration names, or create an MLP.
+
+    Raises: ConfigError, CheckpointError.
+    """
+    if config.policy is None:
+        return new_policy(config)
+    from vla_rl.models.flow.small_folder import load_small_flow
+
+    return load_small_flow(Path(config.policy))
+
+
 def new_policy(config: TrainToyConfig) -> "MlpPolicy":
     """Create an MLP with random weights that fits the environment.
 
@@ -224,13 +253,15 @@ def new_policy(config: TrainToyConfig) -> "MlpPolicy":
 async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = new_policy(config)
+    model = start_policy(config)
+    state_bytes = 4 * (model.config.state_size or 0)
     footprint = EpisodeFootprint(
         what_runs=config.env_id,
         simulator_mb=15,
         server_mb=60,
-        chunk_bytes=512 + 4 * model.config.state_size,
-        num_chunks=-(-config.step_limit // config.chunk_size),
+        # a flow policy's decisions keep their images
+        chunk_bytes=512 + state_bytes + (0 if config.policy is None else 4 * 1024),
+        num_chunks=-(-config.step_limit // model.config.chunk_size),
     )
     held_out, chosen_by = held_out_episodes(config), choosing_episodes(config)
     evaluator = (

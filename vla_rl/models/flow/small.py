@@ -175,8 +175,8 @@ class SmallFlowNetwork(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """Width of the ViT."""
-        return self.config.width
+        """Width of the ViT's and of the expert's part together."""
+        return self.config.width + self.config.expert_width
 
     def embed_prefix(self, inputs: FlowInputs) -> Prefix:
         """Read images, instruction and state once."""
@@ -198,6 +198,22 @@ class SmallFlowNetwork(nn.Module):
 
     def velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
         """Predict noise - actions, float32 [N, H, P]."""
+        velocity: Tensor = self.action_out(self._move(prefix, x, time))
+        return velocity.float()
+
+    def features(self, prefix: Prefix) -> Tensor:
+        """Return means of the ViT's output, over tokens that are there, and of the expert's hidden
+        states at x = 0 and t = 1, which depend on no action, [B, feature_size].
+        """
+        weights = prefix.mask[..., None].to(prefix.output.dtype)
+        read = (prefix.output * weights).sum(1) / weights.sum(1)
+        num_rows = len(prefix.mask)
+        still = read.new_zeros(num_rows, self.horizon, self.action_dim)
+        moved = self._move(prefix, still, read.new_ones(num_rows))
+        return torch.cat([read, moved.mean(1)], -1)
+
+    def _move(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
+        """Return the expert's last hidden states, [N, H, expert width]."""
         dtype = self.action_out.weight.dtype
         embedded = embed_time(time, self.config.expert_width, *TIME_PERIODS).to(dtype)
         condition = functional.silu(self.time_in(embedded))
@@ -208,13 +224,7 @@ class SmallFlowNetwork(nn.Module):
         for layer, key, value in layers:
             tokens = layer(tokens, condition, key, value, mask)
         scale, shift = self.expert_norm(condition)
-        velocity: Tensor = self.action_out(_normalise(tokens, scale, shift))
-        return velocity.float()
-
-    def features(self, prefix: Prefix) -> Tensor:
-        """Return the mean of the ViT's output over tokens that are there, [B, feature_size]."""
-        weights = prefix.mask[..., None].to(prefix.output.dtype)
-        return (prefix.output * weights).sum(1) / weights.sum(1)
+        return _normalise(tokens, scale, shift)
 
     def _embed_inputs(self, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
         """Return tokens [B, L, width] and their mask, bool [B, L]."""
