@@ -116,7 +116,8 @@ class OpenEnvServer:
         return web.json_response({"name": name, "description": f"{name} environment"})
 
     async def _serve_session(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
+        # as uvicorn does, every 20 s there: it closes connections that answer no ping
+        socket = web.WebSocketResponse(heartbeat=0.4)
         await socket.prepare(request)
         if self.num_open >= self.num_sessions:
             full = refuse("CAPACITY_REACHED", "full", max_sessions=self.num_sessions)

@@ -103,6 +103,13 @@ async def test_a_server_that_goes_away_costs_a_replay_of_the_episode(kind: str) 
             await env.step(reply)
 
 
+async def test_a_reply_may_take_longer_than_a_server_waits_for_a_sign_of_life() -> None:
+    async with serve("question") as server, lease(server.url) as env:
+        await env.reset()
+        await asyncio.sleep(1.5)
+        assert (await env.step(say("4"))).reward == 1.0
+
+
 async def test_an_answer_that_is_no_observation_is_an_error_of_the_environment() -> None:
     async with serve("question") as server, lease(server.url) as env:
         await env.reset()
