@@ -48,8 +48,7 @@ SHIPPED: Final = "shipped"
 """Name, instead of a folder, of the one of these two that was trained on the assets in use."""
 
 FLOW_BASE_POLICY: Final = ASSETS / "libero_flow_base"
-"""A small flow policy that learnt task 7 of libero_goal and half learnt task 8, drawn with LIBERO's own
-assets."""
+"""A small flow policy, half-trained on tasks 7, 8 and 9 of libero_goal, drawn with LIBERO's own assets."""
 
 SHIPPED_FLOW: Final = "shipped_flow"
 """Name of this one, instead of its folder."""
