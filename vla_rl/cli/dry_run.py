@@ -338,8 +338,10 @@ async def rehearse_training(
             evaluator.check_records(run)
     acting = agent or default_agent(config)
     TrainingRun(config, starts, model, agent=acting, evaluator=evaluator, first_update=first_update)
-    simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
-    await open_each(envs, simulators)
+    # A recipe with a pool of its own has opened it before; its ids say nothing to the built-in pools.
+    if type(config).make_own_pool is LearningConfig.make_own_pool:
+        simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
+        await open_each(envs, simulators)
 
 
 async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
