@@ -16,7 +16,8 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.serve import ServeConfig, serve_policy
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language.tiny import TinyConfig, write_tiny
-from vla_rl.models.loading import BASE_POLICY
+from vla_rl.models.loading import BASE_POLICY, SHIPPED_FLOW
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.serving.openpi_messages import decode_message, encode_message
 from vla_rl.serving.policy_server import ServerConfig
 
@@ -53,6 +54,21 @@ async def test_a_dry_run_shows_what_clients_send_and_serves_nothing(
     printed = capsys.readouterr().out
     assert "image: image uint8 [height, width, 3], as arm/top or image" in printed
     assert "serving at" not in printed
+
+
+@pytest.mark.parametrize("family", ["flow", "mlp"])
+async def test_policies_of_other_families_are_described_to_clients_too(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = SHIPPED_FLOW
+    if family == "mlp":
+        shape = MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2)
+        MlpPolicy.create(shape, seed=0).save(tmp_path / "mlp")
+        checkpoint = str(tmp_path / "mlp")
+    await serve_policy(Command(Launch(dry_run=True), ServeConfig(checkpoint=checkpoint)))
+    printed = capsys.readouterr().out
+    assert "  state: float32 [" in printed
+    assert ("  image: image uint8" in printed) == (family == "flow")
 
 
 async def test_a_folder_that_is_no_checkpoint_is_named() -> None:

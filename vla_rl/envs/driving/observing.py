@@ -84,8 +84,8 @@ def paint_plan(roads: Roads, light: float) -> np.ndarray:
     # after the intersections, which are painted over the lines that the arms draw into them
     for one, other in roads.crossings:
         for share in np.arange(0.05, 1.0, 0.1):
-            spot = one + (other - one) * share
-            cv2.circle(plan, _to_pixels(spot[None])[0].tolist(), 24, PAINT, -1, shift=4)
+            spot = _to_pixels((one + (other - one) * share)[None])[0]
+            cv2.circle(plan, spot.tolist(), 24, PAINT, -1, shift=4)
     return cv2.convertScaleAbs(plan, alpha=light)
 
 
@@ -101,8 +101,7 @@ class Painter:
     """Draws one scene from any pose.
 
     Args:
-        roads: of the scene.
-        light: brightness.
+        roads, light: of the scene; the light is a brightness.
         size: side of the images in pixels.
         crop: upper and lower edge of the part of a camera's image that is kept, as shares of its
             height; it is stretched to the whole side.
