@@ -48,7 +48,8 @@ def _in_bfloat16(policy: Any) -> Any:
 
 def _loss_paths() -> dict[str, Path]:
     """Return an update by every loss, with rows in one and in several micro-batches."""
-    losses = {name: PolicyLossConfig(name=name) for name in LOSSES}
+    # nft compares predictions, which only flow policies have
+    losses = {name: PolicyLossConfig(name=name) for name in LOSSES if name != "nft"}
     for level in ("action", "chunk", "sequence"):
         losses[f"ppo by {level}"] = PolicyLossConfig(name="ppo", level=level)
     losses["ppo corrected"] = PolicyLossConfig(

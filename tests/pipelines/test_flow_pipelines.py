@@ -37,7 +37,7 @@ SHAPE = SmallFlowConfig(
 def make_policy() -> FlowPolicy:
     """New ones predict no velocity at all; this one has learnt something."""
     policy = create_small_flow(SHAPE, seed=0)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))

@@ -108,7 +108,7 @@ async def test_options_of_openenv_are_refused_before_the_policy_is_read(
     [
         ("", "env is '', expected the name of an environment of verifiers"),
         ("--env glossary --arguments {", "arguments='{', expected a JSON object"),
-        ("--env glossary --text.num-envs 3", "the environments run in verifiers' process"),
+        ("--env glossary --text.sandbox.max-calls 3", "the environments run in verifiers' process"),
         pytest.param(
             "--env glossary",
             "needs verifiers; run `pip install",

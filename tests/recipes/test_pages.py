@@ -83,7 +83,9 @@ def opening_once(opened: set[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_suite_has_a_configuration_for_each_method() -> None:
-    assert sorted(path.stem for path in SHIPPED.glob("*.toml")) == sorted(NAMES)
+    shipped = [path.stem for path in SHIPPED.glob("*.toml")]
+    # those of the reaching task are settings of train_toy, tried in test_toy_flow.py
+    assert sorted(name for name in shipped if not name.startswith("reach_")) == sorted(NAMES)
 
 
 @pytest.mark.usefixtures("opening_once")

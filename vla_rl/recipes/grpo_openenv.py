@@ -14,7 +14,7 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.foreign_training import ForeignTrainingConfig, launch_foreign, read_object
+from vla_rl.recipes.foreign_environments import ForeignTrainingConfig, launch_foreign, read_object
 from vla_rl.rollout import TaskStart
 from vla_rl.types import EnvSpec, PositiveInt
 

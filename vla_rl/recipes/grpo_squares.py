@@ -3,7 +3,7 @@
 
 Each episode shows an image with squares, or what a driver sees, and asks for a side, a colour, a
 number or a traffic light; the right word earns 1. With several images the question comes again with
-each. No simulator is started: any vision-language checkpoint of the kinds in docs/language.md is
+each. No simulator is started: any checkpoint of Qwen2.5-VL, Qwen3-VL or SmolVLM is
 trained, its vision tower too unless it is frozen.
 """
 

@@ -10,15 +10,19 @@ import random
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from vla_rl.actors import Runtime
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.endpoint.verifiers import VerifiersConfig, VerifiersPool
+from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import DataError
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.foreign_training import ForeignTrainingConfig, launch_foreign, read_object
+from vla_rl.recipes.foreign_environments import ForeignTrainingConfig, launch_foreign, read_object
 from vla_rl.types import PositiveInt, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.endpoint.verifiers import VerifiersConfig, VerifiersPool
 
 LOCAL = '{"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}'
 
@@ -49,38 +53,40 @@ class GrpoVerifiersConfig(ForeignTrainingConfig, frozen=True, kw_only=True):
     with one warning a cause. For environments that raise if a reply has the wrong form. Off: such an
     error ends the run, as a mistake of the environment would."""
 
-    num_envs_at_once: PositiveInt = 32
-    """Rollouts that run at the same time."""
-
-    @property
-    def num_envs(self) -> int:
-        """Number of rollouts that run at the same time."""
-        return self.num_envs_at_once
+    text: TextPoolConfig = TextPoolConfig(num_envs=32)
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of text environments of this process."""
-        return {**super().unused_options(), "text": "the environments run in verifiers' process"}
+        reason = "the environments run in verifiers' process"
+        return {**super().unused_options(), "text.sandbox": reason}
 
     @property
-    def verifiers(self) -> VerifiersConfig:
+    def verifiers(self) -> "VerifiersConfig":
         """Configuration of the environment and its process."""
+        # its package needs the extra `text`, which `--help` does without
+        from vla_rl.endpoint.verifiers import VerifiersConfig
+
         return VerifiersConfig(
             env=self.env,
             arguments=read_object(self.arguments, "arguments"),
             max_rows=self.max_rows,
             python=self.python,
-            num_envs=self.num_envs,
+            num_envs=self.text.num_envs,
             success_at=self.success_at,
             cut_off_at_errors=self.cut_off_at_errors,
         )
 
-    def make_own_pool(self, runtime: Runtime) -> VerifiersPool:
+    def make_own_pool(self, runtime: Runtime) -> "VerifiersPool":
         """Return the pool of the environment's rollouts."""
+        from vla_rl.endpoint.verifiers import VerifiersPool
+
         return VerifiersPool(runtime, self.verifiers)
 
 
 async def main(command: Command[TrainingLaunch, GrpoVerifiersConfig]) -> int:
     """Count the rows; plan, draw or train, as the command line says."""
+    from vla_rl.endpoint.verifiers import VerifiersPool
+
     config = command.config
     config.require(bool(config.env), "env", "the name of an environment of verifiers")
     async with (

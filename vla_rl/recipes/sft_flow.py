@@ -15,11 +15,10 @@ adapters merged into the weights.
 import asyncio
 import random
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
@@ -39,7 +38,6 @@ from vla_rl.models.loading import (
     load_policy,
     require_new_folder,
 )
-from vla_rl.models.tensor_reading import locate
 from vla_rl.run.fine_tuning import (
     TrainingBatches,
     fine_tune,
@@ -55,10 +53,13 @@ from vla_rl.types import (
     ReadIf,
     derive_seed,
 )
+from vla_rl.util.ownership import OwnedFolder
 
 if TYPE_CHECKING:
     from vla_rl.models.flow.policy import FlowPolicy
     from vla_rl.models.prismatic.action_tokens import ActionBounds
+
+PREFIX: Final = "vla_rl-tuned-"
 
 MOST_PATCHES = 64
 """Patches of an image of a new policy, at most, if their size is not set."""
@@ -198,17 +199,20 @@ def starting_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) 
 def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
     from vla_rl.models.flow.new_statistics import copy_with_statistics
     from vla_rl.models.flow.policy import FlowPolicy
+    from vla_rl.models.tensor_reading import locate
 
     assert config.checkpoint is not None
-    with tempfile.TemporaryDirectory() as room:
+    room = OwnedFolder(PREFIX)
+    try:
         source = config.checkpoint
         if config.statistics == "data":
             found = describe_data(episodes)
-            folder = copy_with_statistics(locate(source), Path(room) / "policy", found)
-            source = str(folder)
+            source = str(copy_with_statistics(locate(source), room.path / "policy", found))
         else:
             _check_robot(locate(source), config.norm_key, episodes)
         policy = load_policy(source, config, config.device)
+    finally:
+        room.remove_folder()
     if not isinstance(policy, FlowPolicy):
         raise ConfigError(
             f"{config.checkpoint} is a {type(policy).__name__}, expected a flow policy; "
