@@ -109,6 +109,25 @@ def _fields(config: MlpConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
+async def test_a_reader_that_fails_in_its_own_way_and_a_checkpoint_that_is_taken_back(
+    tmp_path: Path,
+) -> None:
+    save_update(tmp_path, 1, action=1)
+    async with watching(tmp_path) as (watcher, engine):
+
+        def fail(folder: Path) -> MlpPolicy:
+            raise KeyError("no such layer")
+
+        watcher._load = fail
+        save_update(tmp_path, 2, action=2)
+        assert not await watcher.reload_newer()
+        assert watcher.state.error == "'no such layer'"
+        assert await act(engine) == (1, 1)
+        shutil.rmtree(tmp_path / "checkpoints" / "update-000002")
+        assert not await watcher.reload_newer()
+        assert watcher.state.error is None
+
+
 async def test_no_reply_mixes_two_versions_while_checkpoints_follow_each_other(
     tmp_path: Path,
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,6 +176,46 @@ async def test_a_server_that_stops_answers_what_clients_have_sent() -> None:
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1001
         await stopping
+
+
+async def test_a_client_that_never_pauses_does_not_keep_a_server_from_stopping() -> None:
+    async with asyncio.timeout(20), connect_all(Echo(), 1) as (server, [connection]):
+        num_asked = num_answered = 0
+
+        async def ask_on() -> None:
+            nonlocal num_asked, num_answered
+            while True:
+                await connection.send(state(1))
+                num_asked += 1
+                await reply(connection)
+                num_answered += 1
+
+        asking = asyncio.create_task(ask_on())
+        await asyncio.sleep(0.1)
+        started_at = time.monotonic()
+        await server.__aexit__(None, None, None)
+        # well below the 10 s after which connections are cut
+        assert time.monotonic() - started_at < 5.0
+        with pytest.raises(ConnectionClosed) as closed:
+            await asking
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1001
+    # at most the one that was sent while the server closed
+    assert num_answered > 0
+    assert num_asked - num_answered <= 1
+
+
+async def test_a_policy_that_fails_is_told_to_its_client_and_serves_on() -> None:
+    class Fails(Echo):
+        def check(self, observation: Observation) -> None:
+            if observation["state"][0] == 9:
+                raise RuntimeError("out of memory")
+
+    async with serving(Fails()) as server, client(server) as connection:
+        await connection.send(state(9))
+        assert await connection.recv() == "the policy failed: RuntimeError: out of memory"
+        await connection.send(state(2))
+        assert (await reply(connection))["actions"][0, 0] == 2
 
 
 @asynccontextmanager

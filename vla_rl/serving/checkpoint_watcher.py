@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.torch_engine import TorchEngine
-from vla_rl.errors import CheckpointError, VlaRlError
+from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.folders import latest_checkpoint, update_in_name
 
 logger = logging.getLogger(__name__)
@@ -124,11 +124,14 @@ class CheckpointWatcher:
         newest: Found | None = None
         try:
             newest = await asyncio.to_thread(find_policy, self._checkpoint, self._num_reloads + 1)
-            if newest.is_same(self.state.served) or newest.is_same(self.state.failed):
+            if newest.is_same(self.state.served):
+                self.state = ReloadState(served=self.state.served)  # a damaged newer one is gone
+                return False
+            if newest.is_same(self.state.failed):
                 return False
             await self._take_over(newest)
-        # a folder that is being replaced may fail in any of these ways, and is whole a moment later
-        except (VlaRlError, OSError, ValueError) as error:
+        # whatever a damaged or half-written folder makes a reader raise: clients are served on
+        except Exception as error:
             if self.state.error != str(error):
                 logger.warning("the old weights stay: %s", error)
             self.state = ReloadState(served=self.state.served, failed=newest, error=str(error))

@@ -188,9 +188,8 @@ class PolicyServer:
         """The URL that clients connect to."""
         assert self._server is not None
         port = next(iter(self._server.sockets)).getsockname()[1]
-        return (
-            f"{'ws' if self.config.tls_certificate is None else 'wss'}://{self.config.host}:{port}"
-        )
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"{'ws' if self.config.tls_certificate is None else 'wss'}://{host}:{port}"
 
     def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer HTTP requests, and refuse connections without the token or beyond the limit."""
@@ -295,7 +294,10 @@ class _Conversation:
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         draining = tasks.create_task(self._server.draining.wait())
-        while True:
+        # A client that sends as soon as it has its reply is never quiet: once the server stops, it
+        # gets answers to as many observations as could have been under way.
+        num_last = 0
+        while num_last < self._server.config.max_in_flight:
             receiving = tasks.create_task(self._connection.recv())
             await asyncio.wait((receiving, draining), return_when=asyncio.FIRST_COMPLETED)
             while not receiving.done():
@@ -305,9 +307,11 @@ class _Conversation:
                     receiving.cancel()
                     await self._owed.put(None)
                     return
+            num_last += self._server.draining.is_set()
             answering = tasks.create_task(self._answer(receiving.result()))
             self._num_owed += 1
             await self._owed.put((answering, time.monotonic()))
+        await self._owed.put(None)
 
     async def _write(self) -> None:
         while (owed := await self._owed.get()) is not None:
@@ -334,6 +338,9 @@ class _Conversation:
             chunk = await server.decide(observation, seed)
         except (ValueError, VlaRlError) as error:
             return f"{type(error).__name__}: {error}"
+        except Exception as error:  # of the policy's own code: this client is told, others go on
+            logger.exception("the policy failed for %s", self._latencies.client)
+            return f"the policy failed: {type(error).__name__}: {error}"
         infer_ms = (time.monotonic() - started_at) * 1e3
         return encode_message(
             {
