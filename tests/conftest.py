@@ -18,6 +18,9 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+# First of all: timm imports torchvision, whose operators this declares.
+import vla_rl  # noqa: F401
+
 if TYPE_CHECKING:
     from vla_rl.actors import LastingForkServers
 

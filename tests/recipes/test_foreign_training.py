@@ -13,9 +13,10 @@ from openenv_server import serve
 
 from vla_rl import EnvSpec, RunConfig, Runtime, TaskStart, train
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.dry_run import rehearse_training
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig
-from vla_rl.errors import ConfigError, ContextOverflow
+from vla_rl.errors import ConfigError, ContextOverflow, EnvError
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.pipelines.config import TextTrainingConfig
 from vla_rl.recipes import grpo_openenv, grpo_verifiers
@@ -172,6 +173,17 @@ async def test_a_configuration_may_bring_a_pool_of_its_own(policy: Path, tmp_pat
     assert CountedPool.is_left
     (line,) = read_metrics(outcome.run.path / "metrics.jsonl")
     assert line["text/leases"] == 2.0
+
+
+async def test_a_dry_run_leaves_the_environments_of_such_a_pool_to_it(tmp_path: Path) -> None:
+    run, text = RunConfig(root=str(tmp_path), device="cpu"), TextPoolConfig(num_envs=2)
+    config = OwnPoolConfig(run=run, text=text)
+    start = TaskStart(env=EnvSpec(id="others/environment"), task="sum")
+    model = tiny(SHAPE, ["58 - 23"], seed=0)
+    await rehearse_training(config, [start], model)
+    with pytest.raises(EnvError, match="others/environment"):
+        without = TextTrainingConfig(run=run, text=text)
+        await rehearse_training(without, [start], model)
 
 
 def test_other_hosts_are_refused_where_environments_come_from_a_pool_of_its_own() -> None:
