@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl import engines, learner
+from vla_rl import learner
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
@@ -36,7 +36,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.loading import Device, choose_device, require_new_folder
 from vla_rl.models.prismatic.config import ProprioConfig, tiny
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, ROWS_BY_STATISTICS
-from vla_rl.run.supervised import intermediate_folder, train_supervised
+from vla_rl.run.supervised import imitate_drawn, intermediate_folder
 from vla_rl.types import Config, PositiveInt, derive_seed
 
 if TYPE_CHECKING:
@@ -205,33 +205,18 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
         config.seed,
     )
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
-    order = random.Random(derive_seed(config.seed, "samples"))
-    # torch takes seconds to import: `--help` and errors in options must not wait for it
-    from vla_rl.run.supervised import opened_imitator
-
-    async with (
-        engines.DeviceLane(config.torch_threads) as lane,
-        opened_imitator(
-            policy, lane, config.imitation, seed=derive_seed(config.seed, "ranks")
-        ) as imitator,
-    ):
-        losses: list[float] = []
-
-        async def batch(_: int) -> "list[Demonstration]":
-            return order.choices(demonstrations, k=config.batch)
-
-        async def learn(number: int, chosen: "list[Demonstration]") -> None:
-            losses.append((await imitator.train_step(chosen)).metrics["imitation/loss"])
-            if number % 200 == 0:
-                print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
-
-        async def save(folder: Path) -> None:
-            await imitator.fetch_weights()
-            await lane.run(policy.save, folder, work="checkpoint")
-
-        return await train_supervised(
-            config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
-        )
+    return await imitate_drawn(
+        policy,
+        demonstrations,
+        config.imitation,
+        Path(config.out),
+        updates=config.updates,
+        batch=config.batch,
+        seed=config.seed,
+        print_every=200,
+        torch_threads=config.torch_threads,
+        save_every=config.save_every,
+    )
 
 
 cli = partial(run_recipe, Launch, SftDrivingConfig, main, __doc__ or "")

@@ -10,7 +10,6 @@ something to improve:
 """
 
 import asyncio
-import random
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,14 @@ import gymnasium
 import numpy as np
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl import engines, learner
+from vla_rl import learner
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.toy import IMAGE_SIZE
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.loading import require_new_folder
 from vla_rl.recipes.train_toy import REACH, reach_arguments
-from vla_rl.run.supervised import intermediate_folder, train_supervised
+from vla_rl.run.supervised import imitate_drawn, intermediate_folder
 from vla_rl.types import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share, derive_seed
 
 if TYPE_CHECKING:
@@ -132,30 +131,16 @@ async def main(command: Command[Launch, SftToyConfig]) -> int:
     print(f"{policy.describe()}; {len(demonstrations)} chunks of {config.episodes} episodes")
     if command.launch.dry_run:
         return 0
-    order = random.Random(derive_seed(config.seed, "samples"))
-    from vla_rl.run.supervised import opened_imitator
-
-    async with (
-        engines.DeviceLane(1) as lane,
-        opened_imitator(
-            policy, lane, config.imitation, seed=derive_seed(config.seed, "ranks")
-        ) as imitator,
-    ):
-        losses: list[float] = []
-
-        async def batch(_: int) -> "list[Demonstration]":
-            return order.choices(demonstrations, k=config.batch)
-
-        async def learn(number: int, chosen: "list[Demonstration]") -> None:
-            losses.append((await imitator.train_step(chosen)).metrics["imitation/loss"])
-            if number % 30 == 0:
-                print(f"update {number}: loss {np.mean(losses[-30:]):.3f}", flush=True)
-
-        async def save(folder: Path) -> None:
-            await imitator.fetch_weights()
-            await lane.run(policy.save, folder, work="checkpoint")
-
-        return await train_supervised(config.updates, batch, learn, save, Path(config.out))
+    return await imitate_drawn(
+        policy,
+        demonstrations,
+        config.imitation,
+        Path(config.out),
+        updates=config.updates,
+        batch=config.batch,
+        seed=config.seed,
+        print_every=30,
+    )
 
 
 cli = partial(run_recipe, Launch, SftToyConfig, main, __doc__ or "")

@@ -9,22 +9,26 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from rich.progress import track
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.run.terminal import StopSignal, lasting_output
+from vla_rl.types import derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
 if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
-    from vla_rl.learner import ImitationConfig
+    from vla_rl.learner import Demonstration, ImitationConfig
     from vla_rl.learner.imitation import PolicyImitator
     from vla_rl.learner.imitation_backend import Preparation
+    from vla_rl.models.robot_policy import RobotPolicy
     from vla_rl.types import Observation
 
 
@@ -170,3 +174,54 @@ async def opened_imitator(
         async with sharded as imitator:
             print(f"{config.ranks} ranks share the updates", flush=True)
             yield imitator
+
+
+async def imitate_drawn(
+    policy: "RobotPolicy",
+    demonstrations: "Sequence[Demonstration]",
+    config: "ImitationConfig",
+    out: Path,
+    *,
+    updates: int,
+    batch: int,
+    seed: int,
+    print_every: int,
+    torch_threads: int = 1,
+    save_every: int | None = None,
+) -> int:
+    """Fit a policy to demonstrations in memory, drawn with replacement; return the exit status.
+
+    Args:
+        policy: saved to `out` at the end.
+        demonstrations: decisions to imitate.
+        config: optimizer, micro-batches and ranks.
+        out, updates, save_every: as in `train_supervised`.
+        batch: decisions of an update.
+        seed: of what is drawn.
+        print_every: updates between two lines with the mean loss since the last.
+        torch_threads: threads of the device lane.
+
+    Raises: as `train_supervised` and `opened_imitator`.
+    """
+    # torch takes seconds to import: `--help` and errors in options must not wait for it
+    from vla_rl.engines import DeviceLane
+
+    order, losses = random.Random(derive_seed(seed, "samples")), list[float]()
+    async with (
+        DeviceLane(torch_threads) as lane,
+        opened_imitator(policy, lane, config, seed=derive_seed(seed, "ranks")) as imitator,
+    ):
+
+        async def draw(_: int) -> "list[Demonstration]":
+            return order.choices(demonstrations, k=batch)
+
+        async def learn(number: int, chosen: "list[Demonstration]") -> None:
+            losses.append((await imitator.train_step(chosen)).metrics["imitation/loss"])
+            if number % print_every == 0:
+                print(f"update {number}: loss {np.mean(losses[-print_every:]):.3f}", flush=True)
+
+        async def save(folder: Path) -> None:
+            await imitator.fetch_weights()
+            await lane.run(policy.save, folder, work="checkpoint")
+
+        return await train_supervised(updates, draw, learn, save, out, save_every=save_every)

@@ -21,11 +21,16 @@ from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.padded_images import BLACK, Padding, resize_padded
 from vla_rl.models.flow.pi import PiKind, PiSize
 from vla_rl.models.flow.pi_prompt import PiTokenizer, format_pi0, format_pi05
+from vla_rl.models.observed_values import describe_array, require_frame, require_instruction
 from vla_rl.types import Observation
 
 STATE_KEY: Final = "state"
 NO_CAMERA: Final = "none"
 """Name, instead of an observation key, of a camera that the robot does not have."""
+
+NAME_CAMERAS: Final = (
+    f"Name the key of each camera (cameras), {NO_CAMERA!r} for one that the robot does not have."
+)
 
 KNOWN_CAMERAS: Final[Mapping[str, str]] = {
     "base_0_rgb": "image",
@@ -119,7 +124,7 @@ class PiProcessor:
             np.stack([self._state(each) for each in observations])
         )
         prompts = [
-            self._prompt(_instruction(each), state)
+            self._prompt(require_instruction(each), state)
             for each, state in zip(observations, states, strict=True)
         ]
         ids, mask = self.tokenizer.encode(prompts)
@@ -161,7 +166,7 @@ class PiProcessor:
         state, width = observation.get(STATE_KEY), self.settings.state_dim
         if not isinstance(state, np.ndarray) or state.shape != (width,):
             raise ValueError(
-                f"observation[{STATE_KEY!r}] is {_describe(state)}, expected float32 [{width}]: the "
+                f"observation[{STATE_KEY!r}] is {describe_array(state)}, expected float32 [{width}]: the "
                 f"statistics of the policy's folder have {width} numbers for a state."
             )
         return state
@@ -183,7 +188,7 @@ class PiProcessor:
     def _camera(
         self, observations: Sequence[Observation], key: str, device: torch.device
     ) -> Tensor:
-        frames = [_frame(each, key) for each in observations]
+        frames = [require_frame(each, key, NAME_CAMERAS) for each in observations]
         if len({frame.shape for frame in frames}) > 1:
             return torch.cat([self._resize(frame[None], device) for frame in frames])
         return self._resize(np.stack(frames), device)
@@ -223,39 +228,4 @@ def make_processor(
         tokenizer,
         size.vision.image_size,
         size.state_dim,
-    )
-
-
-def _instruction(observation: Observation) -> str:
-    instruction = observation.get("instruction")
-    if not isinstance(instruction, str):
-        raise ValueError(
-            f"observation['instruction'] is {type(instruction).__name__}, expected the task in words "
-            f"(str); the observation's keys are {sorted(observation)}."
-        )
-    return instruction
-
-
-def _frame(observation: Observation, key: str) -> np.ndarray:
-    frame = observation.get(key)
-    if (
-        isinstance(frame, np.ndarray)
-        and frame.dtype == np.uint8
-        and frame.ndim == 3
-        and frame.shape[2] == 3
-        and frame.size
-    ):
-        return frame
-    raise ValueError(
-        f"observation[{key!r}] is {_describe(frame)}, expected uint8 [H, W, 3] (RGB, channels last); the "
-        f"observation's keys are {sorted(observation)}. Name the key of each camera (cameras), "
-        f"{NO_CAMERA!r} for one that the robot does not have."
-    )
-
-
-def _describe(value: object) -> str:
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
     )

@@ -22,6 +22,7 @@ from vla_rl.models.flow.config import FlowSampling, apply_options
 from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import MAX_WORDS, NUM_HASHES, SmallFlowConfig, SmallFlowNetwork
+from vla_rl.models.observed_values import describe_array
 from vla_rl.models.prismatic.action_tokens import ActionScaler
 from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.models.prismatic.weights import check_names
@@ -130,7 +131,7 @@ class SmallFlowProcessor:
             return frame
         known = ", ".join(self.camera_keys)
         raise ValueError(
-            f"observation[{key!r}] is {_describe(frame)}, expected uint8 {list(shape)} (RGB, channels last); "
+            f"observation[{key!r}] is {describe_array(frame)}, expected uint8 {list(shape)} (RGB, channels last); "
             f"the policy reads the cameras {known} at {size} pixels, and the observation's keys are "
             f"{sorted(observation)}. Render images of that size, under these names."
         )
@@ -143,7 +144,7 @@ class SmallFlowProcessor:
         for state in states:
             if not isinstance(state, np.ndarray) or state.shape != (len(statistics.mean),):
                 raise ValueError(
-                    f"observation[{STATE_KEY!r}] is {_describe(state)}, expected float32 "
+                    f"observation[{STATE_KEY!r}] is {describe_array(state)}, expected float32 "
                     f"[{len(statistics.mean)}], as many numbers as the policy's statistics have."
                 )
         centred = np.stack([np.asarray(state, np.float64) for state in states]) - statistics.mean
@@ -249,11 +250,3 @@ def _get_instruction(observation: Observation) -> str:
 def _hash_words(instruction: str) -> tuple[int, ...]:
     words = instruction.lower().split()
     return tuple(zlib.crc32(word.encode()) % NUM_HASHES**2 for word in words)
-
-
-def _describe(value: object) -> str:
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
-    )

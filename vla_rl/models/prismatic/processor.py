@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import ConfigError
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
+from vla_rl.models.observed_values import describe_array, require_frame, require_instruction
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
 
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 PROMPT_CACHE_SIZE = 1024
 """Number of instructions whose token ids are cached; a run has a few hundred at most."""
+
+NAME_CAMERAS: Final = "`cameras` in the policy's config names the images."
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ class PrismaticProcessor:
 
         Raises: ValueError naming the key if a frame or state has an unexpected shape or dtype.
         """
-        prompts = [self._prompt_ids(_instruction(observation)) for observation in observations]
+        prompts = [
+            self._prompt_ids(require_instruction(observation)) for observation in observations
+        ]
         lengths = [len(ids) for ids in prompts]
         padded = np.full(
             (len(prompts), max(lengths)), self._config.llm.pad_token_id, dtype=np.int64
@@ -170,7 +175,7 @@ class PrismaticProcessor:
         self, observations: Sequence[Observation], key: str, device: torch.device
     ) -> Tensor:
         """Return uint8 [B, 3, S, S]; frames of one size are processed together."""
-        frames = [_frame(observation, key) for observation in observations]
+        frames = [require_frame(observation, key, NAME_CAMERAS) for observation in observations]
         # Frames of one size are one batch; mixed sizes are rare, and correct one by one.
         if len({frame.shape for frame in frames}) > 1:
             return torch.cat([self._process(frame[None], device) for frame in frames])
@@ -208,51 +213,14 @@ def _warn_enlarged(height: int, width: int, wanted: int) -> None:
     )  # fmt: skip
 
 
-def _instruction(observation: Observation) -> str:
-    instruction = observation.get("instruction")
-    if not isinstance(instruction, str):
-        raise ValueError(
-            f"observation['instruction'] is {type(instruction).__name__}, expected the task in "
-            "words (str); "
-            f"the observation's keys are {sorted(observation)}."
-        )
-    return instruction
-
-
-def _frame(observation: Observation, key: str) -> np.ndarray:
-    frame = observation.get(key)
-    if (
-        isinstance(frame, np.ndarray)
-        and frame.dtype == np.uint8
-        and frame.ndim == 3
-        and frame.shape[2] == 3
-        and frame.size
-    ):
-        return frame
-    raise ValueError(
-        f"observation[{key!r}] is {_describe(frame)}, expected uint8 [H, W, 3] (RGB, channels "
-        "last); "
-        f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config "
-        "names the images."
-    )
-
-
 def _vector(observation: Observation, key: str, width: int) -> np.ndarray:
     vector = observation.get(key)
     if not isinstance(vector, np.ndarray) or vector.shape != (width,):
         raise ValueError(
-            f"observation[{key!r}] is {_describe(vector)}, expected float32 [{width}]; "
+            f"observation[{key!r}] is {describe_array(vector)}, expected float32 [{width}]; "
             f"`proprio` in the policy's config sets the key and the number of dimensions."
         )
     return vector
-
-
-def _describe(value: object) -> str:
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
-    )
 
 
 BOS_ID: Final = 1
