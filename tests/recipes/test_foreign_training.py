@@ -181,8 +181,8 @@ async def test_a_dry_run_leaves_the_environments_of_such_a_pool_to_it(tmp_path: 
     start = TaskStart(env=EnvSpec(id="others/environment"), task="sum")
     model = tiny(SHAPE, ["58 - 23"], seed=0)
     await rehearse_training(config, [start], model)
+    without = TextTrainingConfig(run=run, text=text)
     with pytest.raises(EnvError, match="others/environment"):
-        without = TextTrainingConfig(run=run, text=text)
         await rehearse_training(without, [start], model)
 
 
