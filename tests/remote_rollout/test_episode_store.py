@@ -41,6 +41,8 @@ def trajectory(num_steps: int = 3) -> Trajectory:
             rewards=np.array([0.0, number], np.float32),
             frames=random.integers(0, 255, (2, 8, 8, 3), np.uint8) if number == 1 else None,
             frames_key="image" if number == 1 else None,
+            intervened=np.array([False, True]) if number == 1 else None,
+            expert_actions=random.random((4, 2), np.float32) if number == 1 else None,
         )
 
     return Trajectory(

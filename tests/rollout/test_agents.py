@@ -270,6 +270,22 @@ FAULTS: dict[str, tuple[Step, str]] = {
         with_chunk(drawn={"state_before": floats(0.0, np.nan)}),
         "chunk.drawn=a dict .* expected a dict of arrays of finite numbers",
     ),
+    "an intervention too few": (
+        with_step(intervened=np.array([True])),
+        r"intervened of bool \[1\], expected bool \[2\]",
+    ),
+    "interventions as numbers": (
+        with_step(intervened=np.array([0, 1])),
+        r"intervened of int64 \[2\], expected bool \[2\]",
+    ),
+    "a narrow label": (
+        with_step(expert_actions=np.zeros((2, 2), np.float32)),
+        r"expert_actions of float32 \[2, 2\], expected float32 \[2, 3\]",
+    ),
+    "a NaN label": (
+        with_step(expert_actions=np.float32([[0, 0, 0], [0, np.nan, 0]])),
+        r"expert_actions\[1\]=\[0.0, nan, 0.0\], expected finite",
+    ),
     "a drawn number": (with_chunk(drawn={"step": 3}), "chunk.drawn=a dict .*'step': 3"),
 }
 
@@ -302,6 +318,7 @@ def test_every_field_of_a_decision_has_a_fault_or_may_be_anything() -> None:
             with_chunk(log_probs=floats(-1, -1, -1, -np.inf, 9, np.nan)), rewards=floats(1.0)
         ),
         with_step(agent="speaker"),
+        with_step(intervened=np.array([False, True]), expert_actions=np.ones((2, 3), np.float32)),
     ],
 )
 def test_what_fits_passes(step: Step) -> None:

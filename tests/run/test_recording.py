@@ -85,6 +85,23 @@ async def test_an_agent_of_one_s_own_is_recorded_as_it_runs_by_chunks_and_images
     assert episode.actions.tolist() == [STILL] * 6
 
 
+async def test_a_recording_says_which_actions_an_expert_chose(tmp_path: Path) -> None:
+    async def helped_at_first(env: Env, policy: Policy) -> Trajectory:
+        alone = await embodied_agent(env, policy)
+        first, *others = alone.steps
+        helped = msgspec.structs.replace(first, intervened=np.ones(first.num_executed, bool))
+        return msgspec.structs.replace(alone, steps=(helped, *others))
+
+    await run_locally(
+        EpisodeRecorder(LeRobotWriter(tmp_path)).record(helped_at_first),
+        toy_episodes(1),
+        engine=FixedAnswer(STILL, rows=4),
+    )
+    (episode,) = read_lerobot(tmp_path)
+    assert episode.intervened is not None
+    assert episode.intervened.tolist() == [True] * 4 + [False] * 2
+
+
 async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

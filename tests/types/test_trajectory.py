@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from vla_rl.learner.checkpoint.state import pack, unpack
 from vla_rl.types import (
     MAX_LOG_PROB,
     ActionChunk,
@@ -102,6 +103,29 @@ def test_only_tokens_of_control_steps_that_ran_are_executed() -> None:
     ran = step(3, version=0).executed_tokens
     assert ran.tolist() == [True] * 21 + [False] * 35
     assert trajectory(StopReason.SUCCESS).num_executed_tokens == 56 + 56 + 21
+
+
+def test_tokens_of_control_steps_that_an_expert_chose_are_not_executed() -> None:
+    mixed = msgspec.structs.replace(
+        step(3, version=0), intervened=np.array([False, True, True])
+    ).executed_tokens
+    assert mixed.tolist() == [True] * 7 + [False] * 49
+
+
+def test_steps_of_files_that_know_no_expert_still_load() -> None:
+    class OldStep(msgspec.Struct, kw_only=True):
+        observation: dict[str, np.ndarray]
+        chunk: ActionChunk
+        rewards: np.ndarray
+        frames: np.ndarray | None = None
+        frames_key: str | None = None
+        agent: str = "policy"
+
+    new = step(8, version=3)
+    old = OldStep(observation={}, chunk=new.chunk, rewards=new.rewards)
+    loaded = unpack(pack(old), Step)
+    assert (loaded.intervened, loaded.expert_actions) == (None, None)
+    assert np.array_equal(loaded.rewards, new.rewards)
 
 
 def test_tokens_that_control_steps_cannot_share_are_refused() -> None:

@@ -44,6 +44,10 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     rewards: np.ndarray | None = None
     """float32 [T], reward of each action; None if the source has none."""
 
+    intervened: np.ndarray | None = None
+    """bool [T], True for each action that an expert or a person chose instead of a policy; None if the
+    source does not record it."""
+
     is_success: bool | None = None
     """Whether the task was solved; None if the source does not record it."""
 
@@ -76,6 +80,11 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
             raise DataError(
                 f"{self.name}: rewards are {list(self.rewards.shape)}, expected a number for each "
                 "step, [T]."
+            )
+        if self.intervened is not None and self.intervened.shape != (len(self.actions),):
+            raise DataError(
+                f"{self.name}: intervened is {list(self.intervened.shape)}, expected a bool for each "
+                f"of {len(self.actions)} actions."
             )
         for key, values in columns.items():
             if len(values) != len(self.actions):

@@ -23,6 +23,7 @@ EMBEDDING: Final = "embedding"
 """Place of an array that is not part of an episode: what an encoder has made of it."""
 
 _IN_CHUNK: Final = ("actions", "tokens", "log_probs", "weight_versions")
+_IN_STEP: Final = ("frames", "expert_actions")
 _FINAL: Final = "final"
 _EMPTY: Final = np.zeros((0,), np.float32)
 
@@ -135,8 +136,10 @@ def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarr
         if step.chunk.drawn is not None:
             chunk["drawn"] = _split_drawn(step.chunk.drawn, f"{number}/chunk/drawn", arrays)
         changed: dict[str, Any] = {"chunk": msgspec.structs.replace(step.chunk, **chunk)}
-        if step.frames is not None:
-            arrays[f"{number}/frames"], changed["frames"] = step.frames, None
+        for name in _IN_STEP:
+            array = getattr(step, name)
+            if array is not None:
+                arrays[f"{number}/{name}"], changed[name] = array, None
         changed["observation"] = _without_arrays(step.observation, f"{number}/observation", arrays)
         steps.append(msgspec.structs.replace(step, **changed))
     final = _without_arrays(trajectory.final_observation, _FINAL, arrays)
@@ -165,7 +168,6 @@ def materialise(metadata: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef
 
 
 def _materialise_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> Step:
-    frames = arrays.get(number, {}).get("frames")
     chunk: dict[str, Any] = arrays.get(f"{number}/chunk", {})
     if step.chunk.drawn is not None:
         chunk = {**chunk, "drawn": step.chunk.drawn | arrays.get(f"{number}/chunk/drawn", {})}
@@ -173,7 +175,7 @@ def _materialise_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]
         step,
         observation={**step.observation, **arrays.get(f"{number}/observation", {})},
         chunk=msgspec.structs.replace(step.chunk, **chunk),
-        frames=step.frames if frames is None else frames,
+        **arrays.get(number, {}),
     )
 
 

@@ -345,7 +345,7 @@ def _copy_arrays(trajectory: Trajectory, episode: EpisodeSpec) -> Trajectory:
             step,
             **{
                 name: copy_arrays(getattr(step, name))
-                for name in ("observation", "rewards", "frames")
+                for name in ("observation", "rewards", "frames", "intervened", "expert_actions")
             },
             chunk=msgspec.structs.replace(
                 step.chunk,

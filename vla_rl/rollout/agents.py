@@ -195,6 +195,7 @@ def _has_no_fault(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
                 or (chunk.weight_versions is not None and len(chunk.weight_versions) != num_tokens)
                 or (chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf)
                 or (chunk.drawn is not None and not _are_arrays(chunk.drawn))
+                or next(_find_expert_faults(step), None) is not None
             ):
                 return False
             agents.add(step.agent)
@@ -271,6 +272,35 @@ def _find_faults(step: Step, known_tokens: KnownTokens) -> Iterator[str]:
         yield f"chunk.temperature={chunk.temperature!r}, expected a finite number above 0"
     if chunk.drawn is not None and not _are_arrays(chunk.drawn):
         yield f"chunk.drawn={describe_value(chunk.drawn)}, expected a dict of arrays of finite numbers, or None"
+    yield from _find_expert_faults(step)
+
+
+def _find_expert_faults(step: Step) -> Iterator[str]:
+    intervened: Any = step.intervened
+    if intervened is not None and not (
+        isinstance(intervened, np.ndarray)
+        and intervened.dtype == np.bool_
+        and intervened.shape == step.rewards.shape
+    ):
+        yield (
+            f"intervened of {_describe_shape(intervened)}, expected bool [{len(step.rewards)}], one "
+            "for each control step that ran, or None"
+        )
+    labels: Any = step.expert_actions
+    if labels is None:
+        return
+    if not (
+        isinstance(labels, np.ndarray)
+        and labels.dtype == np.float32
+        and labels.shape == step.chunk.actions.shape
+    ):
+        yield (
+            f"expert_actions of {_describe_shape(labels)}, expected float32 "
+            f"{list(step.chunk.actions.shape)} like chunk.actions, or None"
+        )
+    elif not np.isfinite(labels).all():
+        row = int(np.argwhere(~np.isfinite(labels))[0][0])
+        yield f"expert_actions[{row}]={labels[row].tolist()}, expected finite numbers"
 
 
 def _are_arrays(drawn: Any) -> bool:

@@ -302,6 +302,7 @@ def recorded_episode(
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
         frames={key: partial(_image_at, seen, key) for key, yes in is_image.items() if yes},
         rewards=np.concatenate([step.rewards for step in trajectory.steps]),
+        intervened=_join_interventions(trajectory),
         is_success=trajectory.is_success,
         about={
             "task": episode.task,
@@ -311,6 +312,19 @@ def recorded_episode(
             **({"run": run} if run else {}),
         },
     )
+
+
+def _join_interventions(trajectory: Trajectory) -> np.ndarray | None:
+    """Return bool [T], the control steps that an expert chose; None if no expert could have."""
+    if all(step.intervened is None for step in trajectory.steps):
+        return None
+    chosen: np.ndarray = np.concatenate(
+        [
+            np.zeros(step.num_executed, bool) if step.intervened is None else step.intervened
+            for step in trajectory.steps
+        ]
+    )
+    return chosen
 
 
 def _plain_option(value: Any) -> Any:

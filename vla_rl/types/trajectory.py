@@ -170,7 +170,7 @@ class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_onl
     """Observation key of that image, such as `image`; None if the environment does not name it."""
 
 
-class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
+class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, omit_defaults=True):
     """One decision: the policy's observation, its answer, and the rewards of the rows that ran."""
 
     observation: Observation
@@ -187,6 +187,15 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     agent: str = DEFAULT_AGENT
     """The agent that decided, if several share an episode."""
 
+    intervened: np.ndarray | None = None
+    """bool [N], True for the control steps that an expert or a person chose instead of the policy. Those
+    rows of `chunk.actions` are the expert's; tokens, log-probs and `drawn` stay the policy's own. None:
+    the policy chose all."""
+
+    expert_actions: np.ndarray | None = None
+    """float32 [H, D], what an expert does from this observation on, in the units of `chunk.actions`: the
+    label of this decision. None: it has no label."""
+
     @property
     def num_executed(self) -> int:
         """Control steps of this chunk that ran."""
@@ -194,9 +203,14 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
 
     @property
     def executed_tokens(self) -> np.ndarray:
-        """bool [T], True for the tokens of the control steps that ran."""
+        """bool [T], True for the tokens of the control steps that ran and that the policy chose."""
         # tokens are in time-major order, so the steps that ran are the first ones
-        return np.arange(len(self.chunk.tokens)) < self.num_executed * self.chunk.tokens_per_step
+        each = self.chunk.tokens_per_step
+        ran = np.arange(len(self.chunk.tokens)) < self.num_executed * each
+        if self.intervened is not None:
+            # what an expert did says nothing about tokens that were never executed
+            ran[: self.num_executed * each] &= ~np.repeat(self.intervened, each)
+        return ran
 
 
 class EpisodeRef(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -252,7 +266,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def num_executed_tokens(self) -> int:
-        """Tokens of the control steps that ran."""
+        """Tokens of the control steps that ran and that the policy chose."""
         return sum(int(step.executed_tokens.sum()) for step in self.steps)
 
     @property

@@ -105,6 +105,24 @@ def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_pa
         assert_same(read, again)
 
 
+def test_who_chose_an_action_comes_back_and_is_a_plain_column_of_bools(tmp_path: Path) -> None:
+    mixed = msgspec.structs.replace(made_episode("a", 3), intervened=np.array([False, True, False]))
+    LeRobotWriter(tmp_path).add_episode(mixed)
+    table = pq.read_table(tmp_path / "data/chunk-000/file-000.parquet")
+    assert table.column("intervened").to_pylist() == [False, True, False]
+    (read,) = read_lerobot(tmp_path)
+    assert read.intervened is not None
+    assert read.intervened.tolist() == [False, True, False]
+    assert "intervened" not in read.vectors
+    with pytest.raises(DataError, match="b has the features"):  # one without the column
+        LeRobotWriter(tmp_path).add_episode(made_episode("b", 3))
+
+
+def test_an_intervention_for_each_action_or_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a: intervened is \[2\], expected a bool for each of 3"):
+        msgspec.structs.replace(made_episode("a", 3), intervened=np.zeros(2, bool))
+
+
 def test_the_description_says_what_is_there(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path, fps=20, robot_type="panda").add_episode(
         made_episode("a", 5)

@@ -56,6 +56,9 @@ DEPTH_FORMATS: Final = ("gray9", "gray10", "gray12", "gray14", "gray16", "grayf"
 """ffmpeg's formats of pixels with one number of more than eight bits."""
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+INTERVENED: Final = "intervened"
+"""Whether an expert or a person chose the action of a row."""
+
 OURS: Final = "vla_rl/"
 """Prefix of the columns that we add about episodes."""
 
@@ -251,6 +254,8 @@ def describe_features(episode: RecordedEpisode) -> dict[str, Feature]:
     features["action"] = Feature(dtype="float32", shape=episode.actions.shape[1:], names=["action"])
     if episode.rewards is not None:
         features[REWARD] = Feature(dtype="float32", shape=(1,))
+    if episode.intervened is not None:
+        features[INTERVENED] = Feature(dtype="bool", shape=(1,))
     if episode.is_success is not None:
         features |= {
             DONE: Feature(dtype="bool", shape=(1,)),
@@ -288,6 +293,7 @@ def make_episode_table(
         "index": first_row + steps,
         "task_index": np.array(task_of, np.int64),
         REWARD: episode.rewards,
+        INTERVENED: episode.intervened,
         DONE: is_last,
         SUCCESS: is_last & bool(episode.is_success),
         **{name_vector(key): rows for key, rows in episode.vectors.items()},

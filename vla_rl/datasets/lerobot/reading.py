@@ -17,6 +17,7 @@ from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.datasets.lerobot.frames import ImageColumns, Segment, Videos
 from vla_rl.datasets.lerobot.layout import (
     INFO_FILE,
+    INTERVENED,
     KNOWN_FIELDS,
     OBSERVED,
     REWARD,
@@ -217,7 +218,7 @@ class _Reader:
         return any(self._info.features[name].dtype == "video" for name in self._cameras.values())
 
     def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
-        """Return action, vectors and reward of all rows, by observation key."""
+        """Return action, vectors, reward and who intervened of all rows, by observation key."""
         columns = {}
         for key in ("action", "state"):
             feature = self._features[key]
@@ -225,7 +226,7 @@ class _Reader:
                 columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
         for key, feature in self._vectors.items():
             columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
-        for feature in (REWARD, SUCCESS):
+        for feature in (REWARD, SUCCESS, INTERVENED):
             if feature in self._info.features:
                 columns[feature] = file.numbers(feature, 1)[:, 0]
         return columns
@@ -243,6 +244,7 @@ class _Reader:
         ours = about.ours if about is not None else {}
         values = {key: rows.slice(column) for key, column in columns.items()}
         rewards, success = values.pop(REWARD, None), values.pop(SUCCESS, None)
+        intervened = values.pop(INTERVENED, None)
         return RecordedEpisode(
             name=str(ours.pop("name", f"{self._root}: episode {number}")),
             instruction=words[0],
@@ -254,6 +256,7 @@ class _Reader:
                 for key, feature in self._cameras.items()
             },
             rewards=rewards,
+            intervened=None if intervened is None else intervened != 0.0,
             is_success=None if success is None else bool(success[-1]),
             about=ours,
         )
