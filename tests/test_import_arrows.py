@@ -49,6 +49,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "datasets": {
         "errors", "util", "types",
     },
+    "replay": {
+        "errors", "util", "types", "datasets",
+    },
     "reporting": {
         "errors", "util", "types", "graph", "actors",
     },
@@ -56,18 +59,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "util", "types", "actors", "rollout",
     },
     "learner": {
-        "errors", "util", "types", "graph", "actors", "algorithms", "engines",
+        "errors", "util", "types", "graph", "actors", "algorithms", "engines", "replay",
     },
     "envs": {
         "errors", "util", "types", "actors", "env_workers", "sandbox", "scoring",
         "datasets",
     },
     "models": {
-        "errors", "util", "types", "algorithms", "engines", "learner",
+        "errors", "util", "types", "algorithms", "engines", "learner", "replay",
     },
     "pipelines": {
         "errors", "util", "types", "graph", "actors", "cluster", "algorithms", "env_workers",
-        "rollout", "engines", "learner", "envs",
+        "rollout", "engines", "learner", "envs", "replay",
     },
     "serving": {
         "errors", "util", "types", "rollout", "engines", "learner",
@@ -223,6 +226,7 @@ WITHOUT_TORCH = (
     "vla_rl.env_workers",
     "vla_rl.reporting",
     "vla_rl.datasets",
+    "vla_rl.replay",
     "vla_rl.envs",
     "vla_rl.envs.toy",
     "vla_rl.envs.libero",

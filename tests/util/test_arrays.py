@@ -148,6 +148,8 @@ ALLOWED = {
     "reporting/videos.py": ["np.dtype(image.dtype)"],
     # numbers alone, and the sizes are compared with the bytes before
     "serving/openpi_messages.py": ["np.frombuffer(data, dtype)", "np.dtype(name)"],
+    # kinds that the code names; the sizes are bounded, and compared with the bytes before
+    "replay/transitions.py": ["np.dtype(columns, align=True)"],
     # whole files, which torch reads by itself
     "models/tensor_reading.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [

@@ -1,0 +1,208 @@
+"""A replay buffer gives back the rows of the episodes that it stored, and drops the oldest."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from episode_rows import LAYOUT, make_episode_rows
+
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.replay import EpisodeRows, ReplayBuffer, ReplayConfig
+from vla_rl.replay.segments import list_segments, read_segment
+
+
+def episode_ids(buffer: ReplayBuffer, **strata: float) -> set[int]:
+    """Return the episodes that a large batch has rows of."""
+    rows = buffer.sample(seed=1, update=0, batch=2000, strata=strata or {"all": 1.0})
+    return set(rows["episode"].tolist())
+
+
+def test_sampled_rows_are_those_of_the_episodes_and_equally_likely(tmp_path: Path) -> None:
+    episodes = [make_episode_rows(number, is_success=number == 1) for number in range(3)]
+    stored = {
+        (row["episode"], row["decision"]): row.tobytes() for each in episodes for row in each.rows
+    }
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        assert buffer.append(episodes) == [0, 1, 2]
+        batch = buffer.sample(seed=1, update=0, batch=9000)
+    found = [(row["episode"], row["decision"]) for row in batch]
+    assert all(row.tobytes() == stored[key] for row, key in zip(batch, found, strict=True))
+    # 1,000 of each of nine rows; a binomial's standard deviation is 30
+    assert all(abs(found.count(key) - 1000) < 150 for key in stored)
+
+
+def test_a_batch_follows_from_seed_and_update_and_begins_like_a_smaller_one(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(number) for number in range(20)])
+        first = buffer.sample(seed=3, update=7, batch=64)
+        assert buffer.sample(seed=3, update=7, batch=64).tobytes() == first.tobytes()
+        assert buffer.sample(seed=3, update=7, batch=128)[:64].tobytes() == first.tobytes()
+        assert buffer.sample(seed=3, update=8, batch=64).tobytes() != first.tobytes()
+        assert buffer.sample(seed=4, update=7, batch=64).tobytes() != first.tobytes()
+
+
+def test_rows_are_on_the_disk_when_append_returns(tmp_path: Path) -> None:
+    episodes = [make_episode_rows(8), make_episode_rows(9)]
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append(episodes)
+        (path,) = list_segments(tmp_path)
+    header, _, rows = read_segment(path)
+    assert header.layout == LAYOUT
+    assert rows.tobytes() == b"".join(episode.rows.tobytes() for episode in episodes)
+
+
+def test_an_episode_is_stored_once_whatever_is_given(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        assert buffer.append([make_episode_rows(1), make_episode_rows(1)]) == [1]
+        assert buffer.append([make_episode_rows(2), make_episode_rows(1)]) == [2]
+        assert buffer.append([make_episode_rows(1)], source="another run") == [1]
+        assert (buffer.num_rows, buffer.num_episodes) == (9, 3)
+
+
+def test_capacity_drops_the_oldest_rows_and_never_demonstrations(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT, ReplayConfig(capacity=9)) as buffer:
+        buffer.append([make_episode_rows(100)], is_demonstration=True, source="demos")
+        for number in range(5):
+            buffer.append([make_episode_rows(number)])
+        assert episode_ids(buffer) == {100, 2, 3, 4}
+        assert episode_ids(buffer, online=1.0) == {2, 3, 4}
+        assert episode_ids(buffer, demonstrations=1.0) == {100}
+
+
+def test_a_dropped_episode_is_not_stored_again(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT, ReplayConfig(capacity=3)) as buffer:
+        buffer.append([make_episode_rows(1)])
+        buffer.append([make_episode_rows(2)])
+        assert buffer.append([make_episode_rows(1)]) == []
+        assert episode_ids(buffer) == {2}
+
+
+def test_successes_stay_up_to_their_quota(tmp_path: Path) -> None:
+    config = ReplayConfig(capacity=9, min_success_rows=3)
+    with ReplayBuffer(tmp_path, LAYOUT, config) as buffer:
+        for number in range(6):
+            buffer.append([make_episode_rows(number, is_success=number < 2)])
+        assert episode_ids(buffer) == {1, 4, 5}
+
+
+def test_a_batch_has_its_share_of_each_stratum_in_order(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(100, is_success=True)], is_demonstration=True)
+        buffer.append([make_episode_rows(number, is_success=number == 0) for number in range(9)])
+        batch = buffer.sample(
+            seed=1,
+            update=0,
+            batch=10,
+            strata={"demonstrations": 0.5, "failures": 0.25, "online": 0.25},
+        )
+    # 5 and 2.5 each: the first of two equal remainders gets the odd row
+    assert (batch["episode"][:5] == 100).all()
+    assert not batch["is_success"][5:8].any()
+    assert (batch["episode"][5:] < 100).all()
+
+
+def test_a_stratum_without_rows_is_named(tmp_path: Path) -> None:
+    strata = {"successes": 0.5, "all": 0.5}
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(0)])
+        assert buffer.missing_strata(strata) == ["successes"]
+        with pytest.raises(DataError, match="has no row of successes among its 3"):
+            buffer.sample(seed=1, update=0, batch=4, strata=strata)
+        buffer.append([make_episode_rows(1, is_success=True)])
+        assert buffer.missing_strata(strata) == []
+
+
+@pytest.mark.parametrize(
+    ("strata", "words"),
+    [
+        ({"wins": 1.0}, "stratum 'wins', expected all, demonstrations"),
+        ({"all": 0.5}, "expected a sum of 1"),
+        ({"all": 1.5, "online": -0.5}, "share of all in a batch is 1.5, expected 0 to 1"),
+    ],
+)
+def test_impossible_shares_are_refused(tmp_path: Path, strata: dict, words: str) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer, pytest.raises(ConfigError, match=words):
+        buffer.sample(seed=1, update=0, batch=4, strata=strata)
+
+
+def test_rows_of_a_run_that_is_not_resumed_are_never_loaded(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(0)])
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        for use in (
+            buffer.start,
+            lambda: buffer.append([make_episode_rows(1)]),
+            lambda: buffer.sample(seed=1, update=0, batch=1),
+        ):
+            with pytest.raises(
+                DataError, match=r"has 1 segments of rows, expected none .* existing"
+            ):
+                use()
+
+
+def test_a_folder_belongs_to_one_buffer(tmp_path: Path) -> None:
+    with (
+        ReplayBuffer(tmp_path, LAYOUT),
+        pytest.raises(ConfigError, match="is in use by this process"),
+    ):
+        ReplayBuffer(tmp_path, LAYOUT).__enter__()
+
+
+def test_rows_of_another_layout_task_or_number_are_refused(tmp_path: Path) -> None:
+    wide = msgspec.structs.replace(LAYOUT, features=5)
+    other = EpisodeRows(episode_id=0, task="toy/0", rows=wide.make_empty_rows(2))
+    with ReplayBuffer(tmp_path, LAYOUT, ReplayConfig(capacity=4), tasks=["toy/1"]) as buffer:
+        with pytest.raises(DataError, match=r"bytes each, expected .* this buffer's layout"):
+            buffer.append([other])
+        with pytest.raises(DataError, match=r"'toy/0', expected one of \['toy/1'\]"):
+            buffer.append([make_episode_rows(0)])
+        with pytest.raises(DataError, match=r"6 rows are to be stored at once, .* capacity is 4"):
+            buffer.append([make_episode_rows(number, task="toy/1") for number in range(2)])
+        assert list_segments(tmp_path) == []
+
+
+def test_a_quota_above_the_capacity_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="min_success_rows is 10, expected less than capacity, 10"
+    ):
+        ReplayConfig(capacity=10, min_success_rows=10)
+
+
+def test_float16_features_halve_them_and_stay_near(tmp_path: Path) -> None:
+    config = ReplayConfig(features="float16")
+    with ReplayBuffer(tmp_path, LAYOUT, config) as buffer:
+        episode = make_episode_rows(0, layout=buffer.layout)
+        buffer.append([episode])
+        rows = buffer.sample(seed=1, update=0, batch=50)
+    wanted = make_episode_rows(0).rows["features"]
+    assert rows["features"].dtype == np.float16
+    assert np.abs(rows["features"] - wanted[rows["decision"]]).max() < 2e-3
+
+
+def test_tasks_of_sampled_rows_count_the_buffers_names(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(0, task="b"), make_episode_rows(1, task="a")])
+        buffer.append([make_episode_rows(2, task="a"), make_episode_rows(3, task="c")])
+        batch = buffer.sample(seed=1, update=0, batch=200)
+        names = {row["episode"]: buffer.tasks[row["task"]] for row in batch}
+    assert names == {0: "b", 1: "a", 2: "a", 3: "c"}
+
+
+def test_metrics_are_those_of_the_live_rows(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        assert buffer.metrics(3) == {"replay/rows": 0.0}
+        buffer.append([make_episode_rows(0, version=2), make_episode_rows(1, version=4)])
+        episode = make_episode_rows(2, version=6, is_success=True)
+        episode.rows["intervened"][0] = True
+        buffer.append([episode], is_demonstration=True)
+        assert buffer.metrics(10) == pytest.approx(
+            {
+                "replay/rows": 9,
+                "replay/episodes": 3,
+                "replay/success_share": 1 / 3,
+                "replay/demonstration_share": 1 / 3,
+                "replay/intervened_share": 1 / 9,
+                "replay/age": 6,
+            }
+        )

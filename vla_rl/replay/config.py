@@ -1,0 +1,39 @@
+"""Settings of a replay buffer."""
+
+from typing import Literal
+
+from vla_rl.types import Config, NonNegativeInt, PositiveInt
+
+
+class ReplayConfig(Config, frozen=True, kw_only=True):
+    """How much a replay buffer keeps, and what it does with files that it finds."""
+
+    capacity: PositiveInt = 50_000
+    """Most rows besides demonstrations; a row is one decision. The oldest ones are dropped first. 50,000
+    rows of 256 features need 0.2 GB, of 2,048 features 0.9 GB."""
+
+    min_success_rows: NonNegativeInt = 0
+    """Rows of successful episodes that stay although they are the oldest, so that a policy that gets
+    worse does not lose its examples. 0: successes are dropped by age like all rows."""
+
+    features: Literal["float16", "float32"] = "float32"
+    """Type of stored features. float16 halves memory and files, for features below 65,504."""
+
+    existing: Literal["refuse", "load"] = "refuse"
+    """Treatment of rows that the folder of a new run already has: refuse to start, or load them. A resume
+    loads those of its checkpoint."""
+
+    newer: Literal["truncate", "take_over"] = "truncate"
+    """Treatment of rows that are newer than the checkpoint of a resume: remove them, so that it samples
+    the same rows as before, or keep them, so that no robot time is lost."""
+
+    damaged: Literal["refuse", "drop"] = "refuse"
+    """Treatment of a file of rows that is damaged or missing: an error that names it, or a warning, and the
+    run goes on without its rows."""
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.min_success_rows < self.capacity,
+            "min_success_rows",
+            f"less than capacity, {self.capacity} rows",
+        )
