@@ -237,7 +237,7 @@ def _set_action(
             f"{where} is a chunk of {len(step.chunk.actions)} control steps, expected {layout.horizon}; "
             "rows of two chunk lengths do not fit into one buffer."
         )
-    intervened, expert = getattr(step, "intervened", None), getattr(step, "expert_actions", None)
+    intervened, expert = step.intervened, step.expert_actions
     if intervened is not None:
         row["intervened"][: len(intervened)] = intervened
         if encode is not None and np.any(intervened):
