@@ -93,6 +93,37 @@ def test_functions_of_ones_own_run_as_written(import_folder) -> None:
     )
 
 
+def test_a_td3_step_of_the_page_runs_as_written() -> None:
+    state, action = torch.zeros(3, 2), torch.full((3, 4), 0.5)
+    action_scale = torch.tensor(2.0, requires_grad=True)
+
+    def critics(state: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return torch.stack([action.sum(dim=1), 2.0 * action.sum(dim=1)])
+
+    names: dict[str, Any] = {
+        "rewards": torch.tensor([[0.0, 1.0]] * 3),
+        "num_rewards": torch.tensor([2, 2, 1]),
+        "terminated": torch.tensor([True, False, False]),
+        "state": state,
+        "next_state": state,
+        "action": action,
+        "reference": torch.zeros(3, 4),
+        "intervened": torch.tensor([[False, False], [True, False], [False, False]]),
+        "actor": lambda state: torch.full((3, 4), 0.1) * action_scale,
+        "target_actor": lambda state: torch.full((3, 4), 0.9),
+        "critics": critics,
+        "target_critics": critics,
+    }
+    exec(compile(BLOCKS[3], str(PAGE), "exec"), names)
+    # 0.97 at the success; 0.97 + 0.97^2 V and 0.97 V, where V is above 1: the bound holds
+    torch.testing.assert_close(names["targets"], torch.tensor([0.97, 1.0, 1.0]))
+    # actions of 0.2, values of 0.8; targets of 0, and of 0.5 in the first control step of row 1
+    errors = (10 * 0.2**2 + 2 * 0.3**2) / 12
+    assert names["actor_loss"].item() == pytest.approx(-0.5 * 0.8 + 2.8 * errors)
+    names["actor_loss"].backward()
+    assert action_scale.grad is not None
+
+
 @pytest.mark.parametrize(
     "table",
     [PARAMETERS, ADVANTAGE_PARAMETERS, AGGREGATIONS],

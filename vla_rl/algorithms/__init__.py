@@ -5,6 +5,7 @@ They are to be read beside the papers.
 advantages     how much better than expected: GRPO and its kin, GAE             NumPy
 losses         policy losses, the value loss, trainer against engine             torch
 aggregations   one loss a token ─► one number, the same for every split          torch
+off_policy     targets and losses of learners from stored transitions           torch
 filters        which groups and tokens are worth an update                       NumPy
 srpo           rewards for failures, by how close they came to a success                 NumPy
 

@@ -6,6 +6,7 @@ process reads configurations too, and torch would cost each of them hundreds of 
 `Tensor` is for annotations; write `torch.Tensor` to check an instance.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,3 +50,22 @@ def entropy(logits: Tensor) -> Tensor:
     # 0 * log 0 is 0 in the limit; replacing -inf first keeps NaN out of value and gradient
     finite = torch.where(log_probs == -torch.inf, 0.0, log_probs)
     return -(log_probs.exp() * finite).sum(dim=-1)
+
+
+def require_shape(name: str, tensor: Tensor, shape: Sequence[int | None], axes: str) -> None:
+    """Refuse a tensor of another shape, which broadcasting would let pass as another loss.
+
+    Args:
+        name: the argument, for the error.
+        tensor: what was given.
+        shape: its expected lengths; None takes any.
+        axes: how the docstring writes the shape, such as "[B, A]".
+
+    Raises: ValueError.
+    """
+    lengths = tuple(tensor.shape)
+    if len(lengths) != len(shape) or any(
+        wanted not in (None, found) for found, wanted in zip(lengths, shape, strict=True)
+    ):
+        expected = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{name} is {list(lengths)}, expected {axes} = [{expected}].")
