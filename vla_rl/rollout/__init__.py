@@ -3,6 +3,8 @@
 Generation runs as far ahead of the learner as staleness allows.
 
 agents            `async def agent(env, policy) -> Trajectory`, the embodied one, and checks of what comes out
+experts           experts that may act instead of a policy: scripted ones, other policies
+expert_agent      the agent that lets an expert act at some decisions, and labels decisions
 chat_agent        `chat_agent`, which acts in any text environment
 engines           `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask; `DynamicBatcher`
                   batches the requests that wait, for engines
