@@ -20,9 +20,7 @@ better of base and form baseline on the same sums, with `gain_low` and `gain_hig
 of the paired difference (null without a baseline); `cpu_minutes`; `minutes`.
 """
 
-import argparse
 import asyncio
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -31,15 +29,20 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.counted_cpu import run_counted
 from benchmarks.interleaved import print_json_line
-from benchmarks.kept_runs import about_run, keep, kept_lines, minutes_until, read_json
+from benchmarks.kept_runs import about_run, keep, minutes_until, read_json
+from benchmarks.planned_runs import (
+    format_rate,
+    percent,
+    planned_command_line,
+    print_rows,
+    run_missing,
+)
 from benchmarks.srpo_vs_grpo.comparison import paired_bootstrap
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.envs.text import TextEnvPool
 from vla_rl.envs.text.sums import split_sums
-from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.record_file import read_records
 from vla_rl.evaluation.records import VALIDATION, EpisodeRecord, group_by_weights
-from vla_rl.evaluation.tables import wilson_interval
 from vla_rl.models.language import load_language_model
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import ChatLimits, LocalEpisodeRunner, chat_agent
@@ -192,20 +195,17 @@ def gain_over_baseline(
     return round(test.mean, 1), round(test.low, 1), round(test.high, 1)
 
 
-def print_kept(path: Path) -> None:
-    """Print the kept runs as a table, and their JSON line. Raises: ValueError if there are none."""
-    lines = kept_lines(path) if path.exists() else []
-    if not lines:
-        raise ValueError(f"{path} has no runs; leave out --table to run them")
+def print_sums(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the kept runs as a table, and their JSON line."""
     gains = [gain_over_baseline(line, lines) for line in lines]
     head = ("run", "updates", "CPU minutes", "before, % (95 %)", "after, % (95 %)", "points gained")
-    rows: list[Sequence[str]] = [head, ["---"] * len(head)]
+    rows: list[Sequence[str]] = []
     for line, gain in zip(lines, gains, strict=True):
         shown = "-" if gain is None else "{:.0f} ({:.0f} to {:.0f})".format(*gain)
-        rates = [format_rate(line[f"outcomes_{when}"]) for when in ("before", "after")]
+        rates = [format_rate(line[f"outcomes_{when}"], 0) for when in ("before", "after")]
         minutes = f"{line['cpu_seconds'] / 60:.0f}"
         rows.append([line["run"], f"{len(line['success'])}", minutes, *rates, shown])
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    print_rows(head, rows)
     print_json_line(
         {
             "runs": [line["run"] for line in lines],
@@ -223,44 +223,17 @@ def print_kept(path: Path) -> None:
     )
 
 
-def percent(outcomes: str) -> float:
-    """Return the share of right answers in percent."""
-    return round(100 * outcomes.count("1") / len(outcomes), 1)
-
-
-def format_rate(outcomes: str) -> str:
-    """Return the share of right answers in percent, with its 95 % interval."""
-    low, high = wilson_interval(outcomes.count("1"), len(outcomes))
-    return f"{percent(outcomes):.0f} ({100 * low:.0f} to {100 * high:.0f})"
-
-
 def main() -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    kept = Path("docs/results/language_sums.jsonl")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/language_sums"), help="their folder"
-    )
-    parser.add_argument("--keep", type=Path, default=kept, help="file of the kept runs")
-    parser.add_argument("--only", nargs="+", choices=PLANNED, help="runs to make; default: all")
-    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
-    parser.add_argument("--table", action="store_true", help="run nothing, print the kept runs")
+    parser = planned_command_line("language_sums", __doc__, PLANNED)
     parser.add_argument("options", nargs="*", help="after --: more options of grpo_sums")
     options = parser.parse_args()
-    try:
-        done = {line["run"] for line in kept_lines(options.keep)} if options.keep.exists() else ()
-        for name in () if options.table else options.only or PLANNED:
-            if name not in done:
-                print(f"{name} begins, or goes on", file=sys.stderr, flush=True)
-                folder = options.runs / name.replace("/", "_")
-                run_planned(name, folder, options.options, options.keep, options.note)
-        print_kept(options.keep)
-    except (VlaRlError, OSError, ValueError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def run(name: str) -> None:
+        folder = options.runs / name.replace("/", "_")
+        run_planned(name, folder, options.options, options.keep, options.note)
+
+    return run_missing(options, PLANNED, run, print_sums)
 
 
 if __name__ == "__main__":
