@@ -9,8 +9,11 @@ The last line is JSON:
     broken_folders_refused   of ten broken folders, those whose refusal names the fault
     first_ratio_max_diff     largest log-ratio of a decision before any update, in other batches than acted
                              (`first_ratio_same_batch`: in the same; `first_ratio_limit`: the bound)
-    decisions_vs_plain       CPU time of 16 decisions one after another, over that of one batch of them
-                             (`decision_ms` of CPU time in the batch, `parameters_millions`)
+    decisions_vs_plain       time of the decisions of 16 episodes one after another, as a plain sampling loop makes
+                             them, over that through the engine, for a policy that takes 20 ms + 0.5 ms a row
+                             (`shipped_...`: CPU time of the shipped base, of `shipped_parameters_millions`)
+    update_with_kept_prefix_vs_without   CPU time of an update of 4 epochs that keeps the frozen prefix, over
+                             that of one that computes it in each epoch (`parameters_millions`)
 
 Chains run on a mixture of two normal distributions in one dimension, whose velocity is known in
 closed form, so no network's error hides the sampler's.
@@ -26,6 +29,7 @@ from torch import Tensor
 
 from benchmarks.flow_decisions import measure_small_policy
 from benchmarks.flow_references import measure_references
+from benchmarks.flow_updates import measure_updates
 from vla_rl.models.flow.transitions import Schedule
 
 WEIGHTS: Final = torch.tensor([0.3, 0.7], dtype=torch.float64)
@@ -91,7 +95,8 @@ def measure_marginals(seed: int = 0) -> dict[str, float]:
 
 def main() -> int:
     """Print the figures."""
-    print(json.dumps(measure_marginals() | measure_references() | measure_small_policy()))
+    figures = measure_marginals() | measure_references() | measure_small_policy()
+    print(json.dumps(figures | measure_updates()))
     return 0
 
 

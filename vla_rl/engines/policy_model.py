@@ -210,6 +210,9 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
         has_likelihood        False if it chooses without noise, so that log-probs say nothing
         predict               called with a batch, tokens, temperatures and "next_state" or "actions";
                               returns `Predictions`, for losses of flow policies and the exact KL
+        has_frozen_prefix     whether what it computes from observations alone is not trained; if so, a learner
+                              calls `keep_prefixes` with a number of bytes at its start, and `drop_prefixes`
+                              at the end of each update
         example_observation   called with a seed; returns an observation that it can act on and score,
                               `drawn` included, for estimates of a run's memory
     """

@@ -30,6 +30,7 @@ from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.finiteness import first_nonfinite
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learner.predictions import make_loss_inputs
+from vla_rl.learner.prefixes import keep_prefixes
 from vla_rl.learner.scoring import ScoringRank, move_choices
 
 
@@ -294,11 +295,18 @@ class LocalPolicyRank(ScoringRank):
     def __init__(self, training: Training, lane: DeviceLane, config: LearnerConfig) -> None:
         super().__init__(training.model, lane, "proximal")
         self._training, self._passes = training, PolicyPasses(training.model, config)
+        keep_prefixes(training.model, config)
 
     async def gather_weights(self, clear: bool) -> None:
         """Drop gradients with `clear`; the weights are whole."""
         if clear:
             await self._lane.run(self._training.optimizer.zero_grad, work="update")
+
+    async def drop_prefixes(self) -> int:
+        """Free what the policy keeps of the observations of an update; return its bytes."""
+        policy: Any = self._model
+        num_bytes: int = await self._lane.run(policy.drop_prefixes, work="update")
+        return num_bytes
 
     async def forward_backward(
         self, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool

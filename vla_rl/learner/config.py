@@ -129,6 +129,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     acted, in mean KL per token: exact for flow policies, else by the estimator k3. The first step is always
     taken. none takes all steps."""
 
+    prefix_cache_gib: NonNegativeFloat = 2.0
+    """With several epochs, memory in GiB, of each rank, for what a flow policy computes from observations
+    alone. It is computed once an update instead of in each epoch, and beyond this limit again. Only with a
+    prefix that is not trained (`train expert`). 0 keeps nothing."""
+
     seed: int = 0
     """Seed of the order of the mini-batches."""
 

@@ -75,6 +75,9 @@ class ValueModule(nn.Module):
         super().__init__()
         self.trains_trunk = config.trunk == "own"
         self.trunk = model.copy() if self.trains_trunk else model
+        share_prefixes = getattr(self.trunk, "share_prefixes", None)
+        if self.trains_trunk and share_prefixes is not None:
+            share_prefixes(model)
         self.features: Callable[[Any], Tensor] = self.trunk.features
         """Features of a prepared batch; ranks that share the policy's trunk set their own."""
         # the head draws from a seed of its own: drawing from the process's generator would change

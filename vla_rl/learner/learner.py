@@ -44,6 +44,7 @@ from vla_rl.learner.finiteness import require_drawn, require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
 from vla_rl.learner.predictions import exceeds_kl, require_suitable_loss
+from vla_rl.learner.prefixes import count_prefix_bytes, drop_prefixes
 from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import Proximal, score_decisions
@@ -97,6 +98,7 @@ class PolicyLearner:
         self._ranks, self._weights, self._lane = ranks, weights, lane
         self._config, self._name = config, type(model).__name__
         self._check_drawn = getattr(model, "check_drawn", None)
+        self._keeps_prefixes = count_prefix_bytes(model, config) > 0
         require_suitable_loss(model, config)
         log_probs = partial(score_decisions, ranks, size=config.micro_batch_size)
         self._proximal = Proximal(log_probs, config)
@@ -149,11 +151,14 @@ class PolicyLearner:
             steps = [(rows, plan_step(rows, self._config)) for rows in minibatches]
             steps = [(rows, plan) for rows, plan in steps if plan.num_planned_rows]
             sums, reports = await self._run_steps(steps, version)
+            kept = {}
+            if self._keeps_prefixes:
+                kept = await drop_prefixes(self._ranks, self._config)
         # over tokens and not decisions: an engine may change its weights in the middle of a reply
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
         metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
         seconds = time.perf_counter() - started
-        metrics |= self._proximal.metrics
+        metrics |= self._proximal.metrics | kept
         metrics |= {
             "update/decisions": float(decisions.num_decisions),
             "update/rows": float(len(decisions)),

@@ -24,7 +24,7 @@ def choose_trained_part(policy: Any, part: TrainedPart) -> None:
             f"train is {part!r}, but a {type(policy).__name__} has no expert for actions; expected all for "
             "policies that are no flows"
         )
-    choose_trained(policy.network, part, None, seed=0)
+    choose_trained(policy.network, part, None, seed=0, freezes_prefix=True)
 
 
 def require_trainable(policy: "RobotPolicy", folder: str, learner: LearnerConfig) -> None:

@@ -23,6 +23,7 @@ from vla_rl.learner.estimates.device import (
 from vla_rl.learner.estimates.rank_memory import PolicySize, measure_policy, rank_memory
 from vla_rl.learner.estimates.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
+from vla_rl.learner.prefixes import count_prefix_bytes
 from vla_rl.models.example_inputs import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,
@@ -111,9 +112,11 @@ def certain_memory(config: LearningConfig, team: Team) -> GpuEstimate | None:
 def _memory_of_rows(config: LearningConfig, member: Member, kept: Kept) -> GpuEstimate:
     learner = member.learner or config.learner
     size = measure_policy(member.model, learner)
-    return estimate_gpu(
-        size, learner, kept, recomputes=_recomputes(member), copies=_copies(config, size)
-    )
+    copies = dict(_copies(config, size))
+    prefixes = count_prefix_bytes(member.model, learner)
+    if prefixes:
+        copies["kept prefixes"] = prefixes
+    return estimate_gpu(size, learner, kept, recomputes=_recomputes(member), copies=copies)
 
 
 def _recomputes(member: Member) -> bool:

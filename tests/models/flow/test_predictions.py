@@ -1,35 +1,24 @@
 """A flow policy's predictions: at the weights that acted they are what acted, and losses train by them."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
-from small_episodes import trajectory
-from small_flow import observe, tiny_policy
+from small_flow import observe, run_episodes, tiny_policy
 from torch import Tensor
 
 from vla_rl.algorithms import KlLossConfig, PolicyLossConfig
-from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.policy import FlowPolicy
-from vla_rl.rollout import EpisodePolicy, copy_chunk
-from vla_rl.types import Sampling, Step, Trajectory, with_drawn
+from vla_rl.types import Sampling, with_drawn
 
 NUM = 6
 
 ADVANTAGES = [1.0, -1.0, 0.5]
-
-
-@pytest_asyncio.fixture
-async def lane() -> AsyncIterator[DeviceLane]:
-    async with DeviceLane(num_threads=1) as lane:
-        yield lane
 
 
 def act(policy: FlowPolicy) -> tuple[Any, Tensor, Tensor]:
@@ -73,20 +62,6 @@ def test_a_prediction_is_linear_in_the_velocity(predicts: Any) -> None:
     change = other.behavior_prediction - found.behavior_prediction
     expected = found.velocity_weight.expand_as(change)
     torch.testing.assert_close(change, expected, atol=1e-5, rtol=1e-5)
-
-
-async def run_episodes(policy: FlowPolicy, lane: DeviceLane) -> list[Trajectory]:
-    found = []
-    async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
-        for number in range(3):
-            made_up = trajectory([[1.0, 1.0], [0.0, 0.0]], number)
-            acting, steps = EpisodePolicy(engine, made_up.episode), []
-            for index, step in enumerate(made_up.steps):
-                seen = observe(2 * number + index)
-                chunk = copy_chunk(await acting.act(seen, Sampling()))
-                steps.append(Step(observation=seen, chunk=chunk, rewards=step.rewards))
-            found.append(msgspec.structs.replace(made_up, steps=tuple(steps)))
-    return found
 
 
 @pytest.mark.parametrize(

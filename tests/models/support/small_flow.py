@@ -1,16 +1,20 @@
-"""A tiny flow policy with two cameras, a state and padding, and observations for it."""
+"""A tiny flow policy with two cameras, a state and padding; observations and episodes for it."""
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from small_episodes import trajectory
 
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
 from vla_rl.models.flow.small_folder import create_small_flow
 from vla_rl.models.prismatic.action_tokens import ActionBounds
-from vla_rl.types import Observation
+from vla_rl.rollout import EpisodePolicy, copy_chunk
+from vla_rl.types import Observation, Sampling, Step, Trajectory
 
 BOUNDS = ActionBounds(low=(-2.0, -1.0, -1.0), high=(2.0, 3.0, 1.0), is_scaled=(True, True, False))
 TINY = SmallFlowConfig(
@@ -50,3 +54,18 @@ def observe(seed: int) -> Observation:
         "instruction": WORDS[seed % len(WORDS)],
     }
     return seen if seed % 3 == 2 else {**seen, "wrist_image": images[1]}
+
+
+async def run_episodes(policy: FlowPolicy, lane: DeviceLane) -> list[Trajectory]:
+    """Let a policy decide in three episodes of two decisions."""
+    found = []
+    async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
+        for number in range(3):
+            made_up = trajectory([[1.0, 1.0], [0.0, 0.0]], number)
+            acting, steps = EpisodePolicy(engine, made_up.episode), []
+            for index, step in enumerate(made_up.steps):
+                seen = observe(2 * number + index)
+                chunk = copy_chunk(await acting.act(seen, Sampling()))
+                steps.append(Step(observation=seen, chunk=chunk, rewards=step.rewards))
+            found.append(msgspec.structs.replace(made_up, steps=tuple(steps)))
+    return found

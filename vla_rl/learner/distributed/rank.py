@@ -107,6 +107,10 @@ class LearnerRank(HostRank):
         """Drop the gathered weights after scoring."""
         await self._lane.run(self._parts.policy.sharded.scatter, work="scatter")
 
+    async def drop_prefixes(self) -> int:
+        """Free what the policy keeps of the observations of an update; return its bytes."""
+        return await self._lane.run(self._parts.drop_prefixes, work="other")
+
     async def optim_step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
         return await self._lane.run(self._parts.policy.optim_step, work="step")

@@ -44,6 +44,7 @@ from vla_rl.learner.imitation_backend import Preparation, SftRows, run_sft_backw
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
 from vla_rl.learner.predictions import choose_reference_scores
+from vla_rl.learner.prefixes import keep_prefixes
 from vla_rl.learner.scoring import score_batch
 from vla_rl.types import Observation
 from vla_rl.util.arrays import torch_dtype
@@ -115,6 +116,7 @@ class RankParts:
             network, self._sharded(module, network), config.optimizer, names
         )
         self._module, self._passes = module, PolicyPasses(self._model, config, module)
+        keep_prefixes(self._model, config)
         self._prepare_sft = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
@@ -166,6 +168,11 @@ class RankParts:
         assert self._reference is not None, "these ranks have no reference"
         log_probs = choose_reference_scores(self._reference, self._kl)
         return score_batch(self._model, log_probs, batch, rows).cpu()
+
+    def drop_prefixes(self) -> int:
+        """Free what the policy keeps of the observations of an update; return its bytes."""
+        num_bytes: int = self._model.drop_prefixes()
+        return num_bytes
 
     def gather_critic(self, clear: bool) -> None:
         """Gather the weights that the critic's passes need."""

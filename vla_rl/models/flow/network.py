@@ -12,11 +12,11 @@ robot's action, P >= D numbers of a padded action.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.engines.device_lane import to_device
 from vla_rl.types import Observation
@@ -41,6 +41,8 @@ class FlowInputs:
         end: float32 [N, T], the counted part of the chain's end.
         noise: float32 [N, M, H, P], the M draws of noise that imitation uses; None: drawn.
         time: float32 [N, M], the times of those draws.
+        known: prefixes that need not be computed. Then `images` to `state` have a row for each of the
+            other observations alone, which may be none.
     """
 
     images: Tensor
@@ -55,17 +57,31 @@ class FlowInputs:
     end: Tensor | None = None
     noise: Tensor | None = None
     time: Tensor | None = None
-
-    @property
-    def num_decisions(self) -> int:
-        """Number of decisions, N."""
-        return len(self.state if self.rows is None else self.rows)
+    known: "KnownPrefixes | None" = None
 
     def to(self, device: torch.device) -> Self:
         """Return the same inputs on a device."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
-        moved = {name: to_device(tensor, device) for name, tensor in named if tensor is not None}
+        moved: dict[str, Any] = {
+            name: to_device(value, device) for name, value in named if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
+
+    def with_known(self, known: "KnownPrefixes") -> Self:
+        """Return the inputs of observations some of whose prefixes are known, given those of the others;
+        if all are known, given inputs of any one.
+        """
+        if not all(known.found):
+            return replace(self, known=known)
+        return replace(
+            self,
+            images=self.images[:0],
+            image_mask=self.image_mask[:0],
+            tokens=self.tokens[:0],
+            token_mask=self.token_mask[:0],
+            state=self.state[:0],
+            known=known,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,25 @@ class Prefix:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class PrefixRow(NamedTuple):
+    """One row of a prefix, which may be that of other observations."""
+
+    prefix: Prefix
+    row: int
+
+
+class KnownPrefixes(NamedTuple):
+    """Prefixes that are known, of B observations.
+
+    Attributes:
+        names: a name for each, equal for observations that the network sees alike.
+        found: the prefix of each; None if it has to be computed.
+    """
+
+    names: tuple[bytes, ...]
+    found: tuple[PrefixRow | None, ...]
+
+
 class FlowNetwork(Protocol):
     """A network that predicts velocities; an implementation is an `nn.Module` too.
 
@@ -128,6 +163,10 @@ class FlowNetwork(Protocol):
     @property
     def feature_size(self) -> int:
         """Width of `features`."""
+        ...
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that `embed_prefix` computes with."""
         ...
 
     def embed_prefix(self, inputs: FlowInputs) -> Prefix:
@@ -195,11 +234,11 @@ class FlowProcessor(Protocol):
 class FlowLayout(Protocol):
     """A folder's file format: names of tensors, and the small files beside them."""
 
-    def write_tensors(self, network: torch.nn.Module) -> dict[str, Tensor]:
+    def write_tensors(self, network: nn.Module) -> dict[str, Tensor]:
         """Return every parameter under its name in the folder; views, not copies."""
         ...
 
-    def read_tensors(self, network: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    def read_tensors(self, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into a network.
 
         Raises: CheckpointError listing missing, unknown and misshapen names.

@@ -178,9 +178,9 @@ class PiNetwork(nn.Module):
         assert isinstance(expert, PiExpert)
         return expert
 
-    def prefix_modules(self) -> list[nn.Module]:
-        """Return the modules that `embed_prefix` runs: all but the expert and its projections."""
-        return [self.paligemma]
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of PaliGemma: the state's token, if there is one, is the expert's."""
+        return list(self.paligemma.parameters())
 
     def embed_tokens(self, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
         """Embed images and prompt, before the first layer.

@@ -32,6 +32,7 @@ from vla_rl.models.flow.config import FlowPolicyConfig, FlowSampling
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
+from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
 from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.prismatic.conventions import AS_STORED
@@ -75,6 +76,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
                 f"num_executed is {executed}, expected 1 to {network.horizon}, the rows of a chunk"
             )
         self._network, self._processor, self._layout = network.eval(), processor, layout
+        self._prefixes = PrefixCache()
         self._schedule, self._num_draws = sampling.schedule, sampling.imitation_draws
         self.config = FlowPolicyConfig(
             processor.camera_keys,
@@ -116,6 +118,30 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """Width of `features`."""
         size: int = self._network.feature_size
         return size
+
+    @property
+    def has_frozen_prefix(self) -> bool:
+        """Whether what depends on the observation alone is not trained, so that it can be kept."""
+        return is_frozen(self._network.prefix_parameters())
+
+    def keep_prefixes(self, max_bytes: int) -> None:
+        """Keep the prefixes of observations that are scored or criticised, up to a number of bytes.
+
+        They are read again by passes of the same observations, until `drop_prefixes`. Nothing is kept if
+        the prefix is trained.
+        """
+        self._prefixes.max_bytes = max_bytes if self.has_frozen_prefix else 0
+
+    def share_prefixes(self, other: "FlowPolicy") -> None:
+        """Read what another policy keeps, whose prefix has the same weights and is as frozen as this one's."""
+        if self.has_frozen_prefix and other.has_frozen_prefix:
+            self._prefixes = other._prefixes
+
+    def drop_prefixes(self) -> int:
+        """Free the prefixes that are kept; return how many bytes they took."""
+        num_bytes = self._prefixes.num_bytes
+        self._prefixes.clear()
+        return num_bytes
 
     def copy(self) -> "FlowPolicy":
         """Return the same policy with its own copy of the weights."""
@@ -190,29 +216,27 @@ class FlowPolicy(PolicyModel[FlowInputs]):
             raise ValueError(
                 f"{len(drawn)} of {len(observations)} observations have {DRAWN_KEY!r}, expected all or none"
             )
+        identities = [self._processor.identify(each) for each in observations]
         found: dict[tuple[object, ...], int] = {}
-        rows = [
-            found.setdefault(self._processor.identify(each), len(found)) for each in observations
-        ]
-        if 2 * len(found) > len(observations):
-            inputs = self._processor.prepare(observations, self._device)
-        else:
-            chosen = [observations[rows.index(row)] for row in range(len(found))]
-            inputs = self._processor.prepare(chosen, self._device)
+        rows = [found.setdefault(each, len(found)) for each in identities]
+        is_halved = 2 * len(found) <= len(observations)
+        chosen = [rows.index(row) for row in range(len(found))] if is_halved else range(len(rows))
+        inputs = self._prefixes.prepare(
+            self._processor,
+            [observations[row] for row in chosen],
+            [identities[row] for row in chosen],
+            self._device,
+        )
+        if is_halved:
             inputs = replace(inputs, rows=to_device(torch.tensor(rows), self._device))
         columns = {name: np.stack([each[name] for each in drawn]) for name in (drawn or [{}])[0]}
-        known = {
-            name: columns[name]
-            for name in ("state_before", "step", "velocity", "end", "noise", "time")
+        names = ("state_before", "step", "velocity", "end", "noise", "time")
+        given: dict[str, Any] = {
+            name: to_device(torch.from_numpy(columns[name]), self._device)
+            for name in names
             if name in columns
         }
-        return replace(
-            inputs,
-            **{
-                name: to_device(torch.from_numpy(rows), self._device)
-                for name, rows in known.items()
-            },
-        )
+        return replace(inputs, **given)
 
     def sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
         """Run a chain for each decision; greedy ones are deterministic.
@@ -290,7 +314,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def features(self, batch: FlowInputs) -> Tensor:
         """Return features of the observations alone, [N, feature_size], for a critic."""
-        features: Tensor = self._network.features(self._network.embed_prefix(batch))
+        features: Tensor = self._network.features(self._prefixes.embed(self._network, batch))
         return features if batch.rows is None else features[batch.rows]
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
@@ -320,6 +344,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into the network; every name and shape has to match."""
         self._layout.read_tensors(self._network, tensors)
+        self._prefixes.clear()
 
     def save(self, folder: Path) -> None:
         """Write the folder, whole or not at all. Raises: CheckpointError."""
@@ -335,7 +360,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def _read(self, batch: FlowInputs) -> Prefix:
         """Read each different observation once; return a row for each decision."""
-        prefix: Prefix = self._network.embed_prefix(batch)
+        prefix = self._prefixes.embed(self._network, batch)
         return prefix if batch.rows is None else prefix.rows(batch.rows)
 
     def _count(self, values: Tensor) -> Tensor:

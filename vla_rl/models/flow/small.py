@@ -178,6 +178,18 @@ class SmallFlowNetwork(nn.Module):
         """Width of the ViT's and of the expert's part together."""
         return self.config.width + self.config.expert_width
 
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of stem, tokens and ViT."""
+        tables = [
+            self.patch_positions,
+            self.camera_names,
+            self.word_hashes,
+            self.word_positions,
+        ]
+        parts = [self.stem, self.state_in, self.reader, self.reader_norm]
+        inside = [each for part in parts if part is not None for each in part.parameters()]
+        return [*tables, *inside]
+
     def embed_prefix(self, inputs: FlowInputs) -> Prefix:
         """Read images, instruction and state once."""
         tokens, mask = self._embed_inputs(inputs)

@@ -113,6 +113,10 @@ class SmolVlaNetwork(nn.Module):
         """Width of the language model."""
         return self.state_proj.out_features
 
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the vision-language model and of the state's token."""
+        return [*self.vlm_with_expert.vlm.parameters(), *self.state_proj.parameters()]
+
     def embed_prefix(self, inputs: FlowInputs) -> Prefix:
         """Compute what depends on the B observations alone: images, prompt, state."""
         embeddings, mask = self.embed_tokens(inputs)

@@ -27,7 +27,12 @@ PROJECTIONS: Final = ("state_", "action_", "time_")
 
 
 def choose_trained(
-    network: nn.Module, part: TrainedPart, lora: LoraConfig | None, seed: int
+    network: nn.Module,
+    part: TrainedPart,
+    lora: LoraConfig | None,
+    seed: int,
+    *,
+    freezes_prefix: bool = False,
 ) -> None:
     """Let gradients reach the chosen parameters alone; add adapters if they are to be trained.
 
@@ -36,14 +41,21 @@ def choose_trained(
         part: all, or what does not read images and prompt.
         lora: rank and scale of adapters; None trains the weights themselves.
         seed: seed of the adapters.
+        freezes_prefix: with the expert alone, freeze the projection of the state too if the state is a
+            token of the prefix. Fine-tuning fits it to a robot; afterwards a frozen prefix is computed
+            once for all epochs, and no gradient passes through it.
     """
 
     def is_chosen(name: str) -> bool:
         return part == "all" or not name.startswith(PREFIX_PARTS)
 
+    prefix: set[nn.Parameter] = set()
+    if part == "expert" and freezes_prefix:
+        flow: Any = network
+        prefix = set(flow.prefix_parameters())
     if lora is None:
         for name, parameter in network.named_parameters():
-            parameter.requires_grad_(is_chosen(name))
+            parameter.requires_grad_(is_chosen(name) and parameter not in prefix)
         return
     # takes seconds to import, so only if there are adapters
     from peft import LoraConfig as PeftLoraConfig, inject_adapter_in_model
@@ -65,7 +77,8 @@ def choose_trained(
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network, ADAPTER_NAME)
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(".lora_" in name or name.startswith(PROJECTIONS))
+        is_trained = ".lora_" in name or name.startswith(PROJECTIONS)
+        parameter.requires_grad_(is_trained and parameter not in prefix)
 
 
 def merge_adapters(network: nn.Module) -> None:

@@ -1,0 +1,56 @@
+"""Ranks keep the frozen prefix of a flow policy as one process does."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from small_flow import run_episodes, tiny_policy
+
+from vla_rl.actors import Runtime
+from vla_rl.engines import DeviceLane
+from vla_rl.learner import CriticConfig, Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner.distributed import ShardedLearner
+from vla_rl.models.flow.trained_parts import choose_trained
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+ADVANTAGES = [1.0, -1.0, 0.5]
+SETTINGS = LearnerConfig(
+    optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0),
+    aggregation="token_mean",
+    epochs=3,
+    micro_batch=2,
+)
+
+
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+async def test_ranks_keep_prefixes_and_train_as_one_process_does(
+    shard: str, lane: DeviceLane, runtime: Runtime
+) -> None:
+    policy = tiny_policy()
+    choose_trained(policy.network, "expert", None, seed=0, freezes_prefix=True)
+    episodes = await run_episodes(policy, lane)
+    alone, shared = policy.copy(), policy.copy()
+    without: Any = msgspec.structs.replace(SETTINGS, prefix_cache_gib=0.0)
+    await Learner(alone, lane, without).update(episodes, ADVANTAGES)
+    config: Any = msgspec.structs.replace(SETTINGS, ranks=2, shard=shard)
+    learner = ShardedLearner(shared, runtime, lane, config)
+    critic = learner.critic(CriticConfig(epochs=2), seed=0)
+    async with learner:
+        estimated = await critic.values(episodes)
+        report = await learner.update(episodes, ADVANTAGES)
+        returns = [each.values + 1.0 for each in estimated]
+        await critic.fit_values(episodes, estimated, returns)
+    assert report.metrics["update/steps"] == 3.0
+    assert report.metrics["update/kept_prefix_gib"] > 0.0
+    moved = 0.0
+    pairs = zip(
+        alone.network.parameters(),
+        shared.network.parameters(),
+        policy.network.parameters(),
+        strict=True,
+    )
+    for one, other, start in pairs:
+        torch.testing.assert_close(other, one, atol=1e-5, rtol=0.0)
+        moved += float((one - start).detach().abs().sum())
+    assert moved > 0.01
