@@ -6,6 +6,7 @@ agents            `async def agent(env, policy) -> Trajectory`, the embodied one
 experts           experts that may act instead of a policy: scripted ones, other policies
 expert_agent      the agent that lets an expert act at some decisions, and labels decisions
 chat_agent        `chat_agent`, which acts in any text environment
+planner_agent     `planner_agent`, in which a language policy calls a robot's policy as a tool
 engines           `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask; `DynamicBatcher`
                   batches the requests that wait, for engines
 policies          the policy that one episode gets of an engine, or of a team of them
@@ -42,6 +43,10 @@ from vla_rl.rollout.groups import (
     GroupSource as GroupSource,
     SourceState as SourceState,
     TaskStart as TaskStart,
+)
+from vla_rl.rollout.planner_agent import (
+    PlannerConfig as PlannerConfig,
+    planner_agent as planner_agent,
 )
 from vla_rl.rollout.policies import (
     AnyEngine as AnyEngine,
