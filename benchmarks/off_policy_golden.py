@@ -4,19 +4,20 @@ Networks are tiny, their weights follow from a formula or are stored beside the 
 (`tests/algorithms/golden`, whose README says what was executed). Compared are losses and gradients.
 """
 
-import math
-import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks.golden_networks import (
+    GoldenWeights,
+    formula_weight,
+    load_arrays,
+    relative_difference,
+)
+from benchmarks.off_policy_peers import compare_d3rlpy, compare_stable_baselines
 from vla_rl.algorithms import off_policy
-
-FOLDER: Final = Path(__file__).parents[1] / "tests" / "algorithms" / "golden"
 
 RAMP: Final = {0: (7.0, 0.05), 99: (7.0, 0.05), 100: (6.979, 0.05225), 150: (5.929, 0.16475)} | {
     299: (2.8, 0.5),
@@ -110,14 +111,15 @@ def compare_rlt() -> dict[str, float]:
 class RltNetworks:
     """RLT's actor and twin critic in RLinf, with weights by the golden files' formula."""
 
-    SHAPES: Final = {"actor.mlp": 35, "q_head.q1.mlp": 1, "q_head.q2.mlp": 1}
+    LAYERS: Final = ("net.0", "net.2", "net.4")
+    WIDTHS: Final = {"actor.mlp": 35, "q_head.q1.mlp": 1, "q_head.q2.mlp": 1}
 
     def __init__(self, phase: float) -> None:
         self.parameters: dict[str, Tensor] = {}
-        for prefix, width in self.SHAPES.items():
-            for layer, shape in ((0, (16, 51)), (2, (16, 16)), (4, (width, 16))):
+        for network, width in self.WIDTHS.items():
+            for layer, shape in zip(self.LAYERS, ((16, 51), (16, 16), (width, 16)), strict=True):
                 for part, size in (("weight", shape), ("bias", shape[:1])):
-                    name = f"{prefix}.net.{layer}.{part}"
+                    name = f"{network}.{layer}.{part}"
                     self.parameters[name] = formula_weight(name, size, phase).requires_grad_()
 
     def act(self, state: Tensor, reference: Tensor) -> Tensor:
@@ -129,38 +131,14 @@ class RltNetworks:
         seen = torch.cat([state, action], dim=1)
         return torch.stack([self._apply(f"q_head.{q}.mlp", seen)[:, 0] for q in ("q1", "q2")])
 
-    def _apply(self, prefix: str, hidden: Tensor) -> Tensor:
-        for layer in (0, 2, 4):
-            weight, bias = (
-                self.parameters[f"{prefix}.net.{layer}.{part}"] for part in ("weight", "bias")
-            )
-            hidden = nn.functional.linear(hidden, weight, bias)
-            hidden = torch.relu(hidden) if layer < 4 else hidden
-        return hidden
+    def _apply(self, network: str, inputs: Tensor) -> Tensor:
+        weights = GoldenWeights(self.parameters)
+        return weights.apply([f"{network}.{layer}" for layer in self.LAYERS], inputs)
 
 
-def formula_weight(name: str, shape: tuple[int, ...], phase: float) -> Tensor:
-    """Return the weight of this name: float32, a sine whose start depends on the name."""
-    start = 2.0 * math.pi * (zlib.crc32(name.encode()) % 1000) / 1000 + phase
-    wave = np.sin(0.37 * np.arange(math.prod(shape)) + start) * (0.3 if len(shape) > 1 else 0.2)
-    return torch.from_numpy(wave.astype(np.float32).reshape(shape))
-
-
-def load_arrays(name: str) -> dict[str, Tensor]:
-    """Read a golden file of `tests/algorithms/golden`."""
-    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-
-
-def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference of two tensors, relative to the largest entry of `theirs`."""
-    if ours.shape != theirs.shape:
-        raise ValueError(f"ours is {list(ours.shape)}, theirs {list(theirs.shape)}.")
-    distance = (ours.detach().double() - theirs.double()).abs().max()
-    difference = float(distance / theirs.double().abs().max())
-    # a NaN would get lost in the largest of several
-    return math.inf if math.isnan(difference) else difference
-
-
-PROJECTS: Final[Mapping[str, Callable[[], dict[str, float]]]] = {"rlt": compare_rlt}
+PROJECTS: Final[Mapping[str, Callable[[], dict[str, float]]]] = {
+    "rlt": compare_rlt,
+    "sb3": compare_stable_baselines,
+    "d3rlpy": compare_d3rlpy,
+}
 """Comparisons by project."""
