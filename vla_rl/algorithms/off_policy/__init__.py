@@ -4,6 +4,7 @@ targets         rewards of a decision ─► what a critic should say of it
 critic_losses   TD error; CQL's penalty; IQL's expectile
 actor_losses    RLT, TD3+BC, DAgger, filtered BC, AWR and IQL
 soft_actor      SAC, RLPD, DSRL: tanh-Gaussian actors, entropy, temperature
+advantage_labels, value_distributions     RECAP: which stored steps are called positive
 
 No function here holds a network or draws a number that it was not given. Importing all of this
 does not import torch.
@@ -20,6 +21,12 @@ from vla_rl.algorithms.off_policy.actor_losses import (
     ramp_weights,
     value_and_cloning_loss,
     weighted_cloning_loss,
+)
+from vla_rl.algorithms.off_policy.advantage_labels import (
+    label_advantages,
+    n_step_advantages,
+    normalised_returns,
+    smooth_advantages,
 )
 from vla_rl.algorithms.off_policy.critic_losses import (
     conservative_gaps,
@@ -46,12 +53,19 @@ from vla_rl.algorithms.off_policy.targets import (
     soft_values,
     td_targets,
 )
+from vla_rl.algorithms.off_policy.value_distributions import (
+    bin_loss,
+    expected_values,
+    guide,
+    spread_over_bins,
+)
 
 __all__ = [
     "LossWeights",
     "Reduction",
     "SampledActions",
     "advantage_weights",
+    "bin_loss",
     "bootstrap_discounts",
     "chunk_returns",
     "cloning_targets",
@@ -60,17 +74,24 @@ __all__ = [
     "conservative_multiplier_loss",
     "draw_members",
     "drop_references",
+    "expected_values",
     "expectile_loss",
     "gaussian_log_probs",
+    "guide",
     "imitation_errors",
     "imitation_loss",
+    "label_advantages",
     "move_target_parameters",
+    "n_step_advantages",
     "noisy_target_actions",
+    "normalised_returns",
     "ramp_weights",
     "reduce_critics",
     "sample_squashed",
+    "smooth_advantages",
     "soft_actor_loss",
     "soft_values",
+    "spread_over_bins",
     "squashed_log_probs",
     "td_loss",
     "td_targets",
