@@ -9,6 +9,7 @@ anywhere. Masks are computed by llguidance, both for the engine that samples and
 computes the log-probs of the sampled tokens, so both restrict the distribution in the same way.
 """
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, lru_cache
@@ -30,6 +31,18 @@ def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
         for sampling in samplings
     ]
     return torch.from_numpy(np.stack(rows))
+
+
+SMALLEST_UNIFORM: Final = 2.0**-54
+"""Least number that `to_normal` converts; of 0 it would make minus infinity."""
+
+
+def to_normal(uniforms: Tensor) -> Tensor:
+    """Turn float64 numbers in [0, 1) into standard normal ones, float32, by the inverse cumulative
+    distribution.
+    """
+    centred = 2.0 * uniforms.clamp(min=SMALLEST_UNIFORM) - 1.0
+    return (math.sqrt(2.0) * torch.erfinv(centred)).float()
 
 
 def choose_tokens(

@@ -135,6 +135,13 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         reads=SMOLVLA_OPTIONS,
         config_types=frozenset({"smolvla"}),
     ),
+    PolicyFamily(
+        "steered",
+        has_tensors("steering_head.is_on", "steering_head.mean.weight"),
+        "vla_rl.models.steered.folder:load_steered_family",
+        reads=frozenset({"base_policy"}),
+        config_types=frozenset({"vla_rl_steered"}),
+    ),
 )
 """Every family beside OpenVLA's, which `vla_rl.models.loading` reads with their own settings."""
 

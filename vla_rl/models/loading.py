@@ -18,6 +18,7 @@ from vla_rl.models.families import PolicyFamily, find_family
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.prismatic.conventions import (
     FLOW_OPTIONS,
+    STEERED_OPTIONS,
     CheckpointFormat as CheckpointFormat,
     Family as Family,
     refuse_unused,
@@ -55,6 +56,9 @@ SHIPPED_FLOW: Final = "shipped_flow"
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
+
+NEWER_OPTIONS: Final = (*FLOW_OPTIONS, *STEERED_OPTIONS)
+"""Fields of `CheckpointFormat` that other families than OpenVLA's brought."""
 
 WHOLE_FILE_BYTES = 64 << 20
 """Files up to this size are hashed whole in a checkpoint's digest; larger ones by size, beginning
@@ -184,7 +188,7 @@ def load_openvla(
     from vla_rl.models.prismatic.folder import open_folder
 
     checkpoint = open_folder(checkpoint, config.adapter)
-    refuse_unused("openvla", **{name: getattr(config, name) for name in FLOW_OPTIONS})
+    refuse_unused("openvla", **{name: getattr(config, name) for name in NEWER_OPTIONS})
     family = read_family(checkpoint) if config.policy_family == "auto" else config.policy_family
     # A checkpoint that is loaded as another family acts, but solves nothing, so what the files
     # show is held against the option.
@@ -265,7 +269,7 @@ def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
             former.get(name, name): getattr(format, name)
             for name in CheckpointFormat.__struct_fields__
             # options that are newer than a run leave its fingerprint as it was, unless they are set
-            if name not in FLOW_OPTIONS or getattr(format, name) is not None
+            if name not in NEWER_OPTIONS or getattr(format, name) is not None
         }
     )
     digest = compute_digest(list_files(folder, format.adapter))

@@ -124,10 +124,14 @@ class MlpNetwork(nn.Module):
         features: Tensor = self.body(scaled)
         return features
 
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits for features [B, F], [B, T, num_bins]."""
+        logits: Tensor = self.head(features).unflatten(1, self._shape)
+        return logits
+
     def forward(self, states: Tensor) -> Tensor:
         """Return the logits, [B, T, num_bins]."""
-        logits: Tensor = self.head(self.features(states)).unflatten(1, self._shape)
-        return logits
+        return self.logits(self.features(states))
 
 
 class MlpPolicy(PolicyModel[Tensor]):

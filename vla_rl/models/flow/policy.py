@@ -243,11 +243,30 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         The temperature multiplies the standard deviation of the stochastic step.
         """
-        device = self._device
-        temperatures, _ = sampling_columns(samplings, device)
-        shape = (self._network.horizon, self._network.action_dim)
-        draws = Draws.from_seeds(samplings, shape, self._schedule).to(device)
-        prefix = self._read(batch)
+        return self.choose(self.read(batch), samplings)
+
+    def read(self, batch: FlowInputs) -> Prefix:
+        """Read each different observation once; return a row for each decision."""
+        prefix = self._prefixes.embed(self._network, batch)
+        return prefix if batch.rows is None else prefix.rows(batch.rows)
+
+    def choose(
+        self, prefix: Prefix, samplings: Sequence[Sampling], noise: Tensor | None = None
+    ) -> SampledTokens:
+        """Run a chain for each decision whose observation was read before.
+
+        Args:
+            prefix: result of `read`.
+            samplings: one for each row.
+            noise: float32 [N, H, P], where the chains start; they are deterministic then. None: drawn from
+                the seeds.
+        """
+        temperatures, _ = sampling_columns(samplings, self._device)
+        if noise is None:
+            shape = (self._network.horizon, self._network.action_dim)
+            draws = Draws.from_seeds(samplings, shape, self._schedule).to(self._device)
+        else:
+            draws = Draws.deterministic(noise)
 
         def velocity(x: Tensor, time: Tensor) -> Tensor:
             found: Tensor = self._network.velocity(prefix, x, time)
@@ -297,7 +316,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
                 "`drawn` has no velocity and end, expected both for a loss of predictions; record the "
                 "decisions anew"
             )
-        velocity = self._network.velocity(self._read(batch), before, self._schedule.times(step))
+        velocity = self._network.velocity(self.read(batch), before, self._schedule.times(step))
         stored = StoredSteps(self._count(before), step, batch.velocity, batch.end)
         numbers, scale = (to_device(each, self._device).float() for each in (tokens, temperatures))
         return predict_decisions(
@@ -309,7 +328,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         assert batch.state_before is not None
         assert batch.step is not None
         time = self._schedule.times(batch.step)
-        velocity = self._network.velocity(self._read(batch), batch.state_before, time)
+        velocity = self._network.velocity(self.read(batch), batch.state_before, time)
         return self._schedule.transition(batch.state_before, velocity, batch.step)
 
     def features(self, batch: FlowInputs) -> Tensor:
@@ -358,11 +377,6 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         executed = self.config.chunk_size
         return FlowPolicy(network, self._processor, self._layout, sampling, executed)
 
-    def _read(self, batch: FlowInputs) -> Prefix:
-        """Read each different observation once; return a row for each decision."""
-        prefix = self._prefixes.embed(self._network, batch)
-        return prefix if batch.rows is None else prefix.rows(batch.rows)
-
     def _count(self, values: Tensor) -> Tensor:
         """Return the counted part of [N, H, P]: executed rows, the robot's dimensions, [N, T]."""
         return values[:, : self.config.chunk_size, : self.config.action_dim].flatten(1)
@@ -379,7 +393,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         noised = draw_noised(chunk, self._num_draws, batch.noise, batch.time)
         num_draws = noised.time.shape[1]
         index = torch.arange(len(chunk), device=chunk.device).repeat_interleave(num_draws)
-        prefix = self._read(batch)
+        prefix = self.read(batch)
         velocity = self._network.velocity(
             prefix.rows(index) if num_draws > 1 else prefix,
             noised.x.flatten(0, 1),

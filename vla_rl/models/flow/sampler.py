@@ -9,7 +9,6 @@ seed, on the CPU: a decision is the same in every batch and on every device. Row
 their stochastic step; a greedy row has none.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.device_lane import to_device
-from vla_rl.engines.sampling import seeded_uniforms
+from vla_rl.engines.sampling import seeded_uniforms, to_normal
 from vla_rl.models.flow.transitions import Schedule, Transition
 from vla_rl.types import Sampling
 
@@ -27,8 +26,6 @@ Velocity: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 NO_STEP: Final = -1
 """Step index of a row without a stochastic step."""
-
-_SMALLEST: Final = 2.0**-54
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,14 @@ class Draws:
         uniforms = seeded_uniforms(samplings, 1 + 2 * size)
         step = (uniforms[:, 0] * schedule.num_kept).long()
         has_step = torch.tensor([not sampling.greedy for sampling in samplings])
-        normal = _to_normal(uniforms[:, 1:]).view(-1, 2, *shape)
+        normal = to_normal(uniforms[:, 1:]).view(-1, 2, *shape)
         return cls(torch.where(has_step, step, NO_STEP), normal[:, 0], normal[:, 1])
+
+    @classmethod
+    def deterministic(cls, noise: Tensor) -> "Draws":
+        """Return draws of chains that start from `noise`, float32 [N, H, P], and have no stochastic step."""
+        step = torch.full((len(noise),), NO_STEP, device=noise.device)
+        return cls(step, noise, torch.zeros_like(noise))
 
     def to(self, device: torch.device) -> "Draws":
         """Return the same draws on a device."""
@@ -128,11 +131,3 @@ def run_chain(
 def scale_noise(transition: Transition, scale: Tensor | None) -> Transition:
     """Multiply the standard deviations by a factor for each row, float32 [N]; None leaves them."""
     return transition if scale is None else Transition(transition.mean, transition.std * scale)
-
-
-def _to_normal(uniforms: Tensor) -> Tensor:
-    """Turn float64 numbers in [0, 1) into standard normal ones, float32, by the inverse cumulative
-    distribution.
-    """
-    centred = 2.0 * uniforms.clamp(min=_SMALLEST) - 1.0
-    return (math.sqrt(2.0) * torch.erfinv(centred)).float()

@@ -126,12 +126,20 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         """Return the logits over the action tokens, [B, T, num_bins], by ascending token id;
         `batch` is on this network's device.
         """
-        return self.head_logits(self.compute_trunk(batch), self._action_ids)
+        return self.read_logits(self.compute_trunk(batch))
 
     def regress(self, batch: PrismaticBatch) -> Tensor:
         """Return the chunk in [-1, 1] by the L1 head, [B, H, D]."""
+        return self.read_chunk(self.compute_trunk(batch))
+
+    def read_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits over the action tokens for the trunk's output [B, T, hidden_size]."""
+        return self.head_logits(hidden, self._action_ids)
+
+    def read_chunk(self, hidden: Tensor) -> Tensor:
+        """Return the L1 head's chunk [B, H, D] for the trunk's output [B, T, hidden_size]."""
         assert isinstance(self.action_head, L1Head)
-        actions: Tensor = self.action_head(self.compute_trunk(batch))
+        actions: Tensor = self.action_head(hidden)
         return actions
 
     def predict_noise(

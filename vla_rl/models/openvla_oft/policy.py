@@ -182,9 +182,13 @@ class OpenVlaOft(OftPolicy):
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
         """Sample token ids int64 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
+        return self.choose(batch.per_decision(logits), samplings)
+
+    def choose(self, logits: Tensor, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample token ids int64 [B, T] from the network's logits, one row for each decision."""
         # The likeliest of the 256 action ids is taken, as in SimpleVLA-RL and RLinf;
         # OpenVLA-OFT's own code looks at all ids.
-        chosen, log_probs = choose_tokens(batch.per_decision(logits), samplings)
+        chosen, log_probs = choose_tokens(logits, samplings)
         return SampledTokens(chosen + self._action_tokenizer.first_id, log_probs)
 
     def log_probs(
@@ -274,6 +278,10 @@ class ContinuousOpenVlaOft(OftPolicy):
             numbers = self._denoised(batch, samplings)
             return SampledTokens(numbers, torch.zeros_like(numbers))
         (centre,) = self._acting(self._centre, batch)
+        return self.choose(centre, samplings)
+
+    def choose(self, centre: Tensor, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample numbers float32 [B, T] around the L1 head's chunks float32 [B, T]."""
         temperatures, is_greedy = sampling_columns(samplings, centre.device)
         scale, noise = (
             temperatures[:, None],

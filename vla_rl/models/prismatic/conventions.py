@@ -167,6 +167,10 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     """Whether pi0.5 reads the state in its prompt. False for openpi's `pi05_libero`, which was trained
     without (discrete_state_input=False). none: the checkpoint's own, else True."""
 
+    base_policy: str | None = None
+    """Folder or hub id of the frozen base of a steered policy, if it is no longer where the head's folder says;
+    its digest has to be the one that the head was trained over. none: the folder that the head names."""
+
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """Data type to load as; None keeps the files'."""
@@ -188,6 +192,9 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
 
 FLOW_OPTIONS: Final = ("flow_steps", "noise_level", "state_in_prompt")
 """Fields of `CheckpointFormat` that flow policies alone read."""
+
+STEERED_OPTIONS: Final = ("base_policy",)
+"""Fields that heads over a frozen base alone read."""
 
 AS_STORED: Final = CheckpointFormat()
 """The format of a checkpoint whose files say everything."""
