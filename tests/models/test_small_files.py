@@ -16,6 +16,7 @@ import torch
 from pi_folders import write_lerobot, write_openpi
 from small_flow import tiny_policy
 from statements import statements_in
+from steered_bases import write_head
 from tiny_smolvla import write_smolvla
 from tiny_vision import write_tiny_vision
 
@@ -31,6 +32,7 @@ from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
+from vla_rl.models.steered import SteeredPolicy
 from vla_rl.models.vllm import serve
 from vla_rl.types import Message, ToolSpec
 
@@ -61,6 +63,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]] 
     "pi0": (lambda folder: write_openpi(folder, "pi0"), FlowPolicy.load),
     "pi05": (lambda folder: write_lerobot(folder, "pi05"), FlowPolicy.load),
     "smolvla": (write_smolvla, FlowPolicy.load),
+    "steered": (write_head, SteeredPolicy.load),
 }
 
 
@@ -77,6 +80,7 @@ def test_every_class_that_saves_a_policy_is_among_the_families_of_these_tests() 
         "language/policy.py",
         "prismatic/policy.py",
         "mlp.py",
+        "steered/policy.py",
     }
 
 

@@ -17,6 +17,7 @@ import torch
 from pi_folders import write_lerobot, write_openpi
 from safetensors.torch import load_file, save_file
 from small_flow import tiny_policy
+from steered_bases import write_head
 from tiny_smolvla import write_smolvla
 from tiny_vision import write_tiny_vision
 
@@ -35,6 +36,7 @@ from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.models.prismatic.conventions import AS_STORED
+from vla_rl.models.steered import SteeredPolicy
 from vla_rl.models.tensor_reading import INDEX_FILE, SINGLE_FILE
 from vla_rl.models.vjepa2 import check_folder, load_encoder
 from vla_rl.util.atomic_files import MANIFEST, FileEntry, digest_file
@@ -99,6 +101,7 @@ FAMILIES: Final = {
     "flow/small_folder.py:load_small_flow": Family(
         lambda folder: tiny_policy().save(folder), load_small_flow
     ),
+    "steered/policy.py:SteeredPolicy": Family(write_head, SteeredPolicy.load),
     "flow/policy.py:FlowPolicy": Family(
         lambda folder: write_openpi(folder, "pi0"), FlowPolicy.load
     ),

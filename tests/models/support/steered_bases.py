@@ -1,6 +1,7 @@
 """Frozen bases of every supported family, observations for each, and heads over them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,9 @@ from small_policies import observe as observe_images, oft_policy
 
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, tiny
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.folder import load_base
 from vla_rl.types import Observation
 
 MLP = MlpConfig(
@@ -67,3 +70,11 @@ def make_steered(family: str, kind: str = "residual", **settings: Any) -> Steere
             0.3 * torch.randn(policy.network.mean.weight.shape, generator=generator)
         )
     return policy
+
+
+def write_head(folder: Path) -> None:
+    """Write a head over an MLP to a folder, and the MLP beside it."""
+    base = folder.with_name(f"{folder.name}-base")
+    BASES["mlp"].make(0).save(base)
+    frozen = load_base(str(base), AS_STORED, torch.device("cpu"))
+    SteeredPolicy.create(frozen, SteeringConfig(hidden=(16,)), seed=0).save(folder)

@@ -7,9 +7,8 @@ The base is loaded from its own folder and compared by its digest, so a head is 
 its features would mean something else, and no number would tell.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
@@ -19,48 +18,13 @@ from vla_rl.models.families import CONFIG_FILE, find_family
 from vla_rl.models.loading import choose_device, load_policy
 from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.models.robot_policy import RobotPolicy
+from vla_rl.models.small_files import companion_files
 from vla_rl.models.steered.bases import FrozenBase, freeze_base
-from vla_rl.models.steered.config import BaseSource, SteeringConfig
-from vla_rl.models.steered.heads import HeadSizes
+from vla_rl.models.steered.config import BaseSource
+from vla_rl.models.steered.file import MODEL_TYPE, SteeredFile
 from vla_rl.models.steered.policy import SteeredPolicy
 from vla_rl.models.tensor_reading import holds_weights, locate
 from vla_rl.models.weight_files import read_weights
-from vla_rl.types import Config
-
-MODEL_TYPE: Final = "vla_rl_steered"
-
-
-class SteeredFile(Config, frozen=True, kw_only=True):
-    """Contents of `config.json`."""
-
-    steering: SteeringConfig
-    """Settings of the head."""
-
-    sizes: HeadSizes
-    """Numbers that it reads and chooses."""
-
-    base_digest: str
-    """SHA-256 of the base, as `compute_base_digest` returns it."""
-
-    base: BaseSource | None = None
-    """Folder of the base; none if it was made in the process that saved the head."""
-
-    model_type: str = MODEL_TYPE
-    """Name of the format."""
-
-    def __post_init__(self) -> None:
-        self.require(self.model_type == MODEL_TYPE, "model_type", repr(MODEL_TYPE))
-
-
-def list_files(policy: SteeredPolicy) -> Mapping[str, bytes]:
-    """Return the small files of a steered policy's folder by name."""
-    file = SteeredFile(
-        steering=policy.config.steering,
-        sizes=policy.network.sizes,
-        base_digest=policy.base.digest,
-        base=policy.base.source,
-    )
-    return {CONFIG_FILE: msgspec.json.format(msgspec.json.encode(file), indent=1)}
 
 
 def load_base(
@@ -111,7 +75,7 @@ def load_steered(
     """
     try:
         file = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=SteeredFile)
-        tensors = read_weights(folder)
+        tensors, files = read_weights(folder), companion_files(folder)
     except (OSError, ValueError, RecursionError) as error:
         # ValueError: not JSON, or not text
         raise CheckpointError(
@@ -126,7 +90,7 @@ def load_steered(
             f"{frozen.digest[:12]}: its weights, statistics or settings are others. Give the base that the "
             "head was trained over (--base-policy)."
         )
-    policy = SteeredPolicy.create(frozen, file.steering, seed=0)
+    policy = SteeredPolicy.create(frozen, file.steering, seed=0, files=files)
     if policy.network.sizes != file.sizes:
         raise CheckpointError(
             f"{folder} says that its head has {file.sizes}, but over its base it has {policy.network.sizes}; "

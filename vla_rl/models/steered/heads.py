@@ -51,7 +51,7 @@ class FollowsHead(Protocol):
 
 
 class SteeringHead(nn.Module):
-    """The head alone. All of its parameters are float32.
+    """The head alone, with weights from torch's global generator.
 
     `is_on` is a parameter without a gradient, so that whether the head acts travels with its weights: to engines,
     into checkpoints, to other hosts.
@@ -94,11 +94,11 @@ class SteeringHead(nn.Module):
         If there is a `limit`, the Gaussian is that before squashing; `distribution` knows of both.
         """
         hidden = self.hidden(features, proprio, reference)
-        raw = self.mean(hidden)
+        raw = self.mean(hidden).float()
         if self.log_std is None:
             log_std = torch.full_like(raw, math.log(self.config.std))
         else:
-            log_std = self.log_std(hidden).clamp(*LOG_STD_RANGE)
+            log_std = self.log_std(hidden).float().clamp(*LOG_STD_RANGE)
         if self.config.steers:
             return raw, log_std
         change = self.get_buffer("scale") * torch.tanh(raw)
@@ -123,10 +123,11 @@ class SteeringHead(nn.Module):
         return SteeringDistribution(reference, log_std)
 
     def hidden(self, features: Tensor, proprio: Tensor, reference: Tensor) -> Tensor:
-        """Return the last hidden layer, float32 [N, F]."""
-        read = [self.norm(features.float()), proprio.float()]
+        """Return the last hidden layer, [N, F]."""
+        dtype = self.norm.weight.dtype
+        read = [self.norm(features.to(dtype)), proprio.to(dtype)]
         if not self.config.steers:
-            read.append(reference.float())
+            read.append(reference.to(dtype))
         hidden: Tensor = self.body(torch.cat(read, -1))
         return hidden
 

@@ -10,7 +10,6 @@ actions; its decisions are recorded as the head would have made them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,55 +19,36 @@ from torch import Tensor
 
 from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel, SampledTokens
-from vla_rl.engines.sampling import sampling_columns, to_normal
+from vla_rl.engines.sampling import sampling_columns
+from vla_rl.errors import CheckpointError
 from vla_rl.models.example_inputs import example_observation
+from vla_rl.models.families import CONFIG_FILE, find_family
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.robot_policy import RobotPolicy
 from vla_rl.models.small_files import save_folder
 from vla_rl.models.steered.bases import FrozenBase, freeze_base
 from vla_rl.models.steered.config import BaseSource, SteeredConfig, SteeringConfig
+from vla_rl.models.steered.decisions import (
+    STATE_KEY,
+    HeadInputs,
+    SteeredBatch,
+    check_drawn,
+    draw_noise,
+    list_drawn_sizes,
+    read_proprio,
+)
 from vla_rl.models.steered.distribution import SteeringDistribution
+from vla_rl.models.steered.file import SteeredFile
 from vla_rl.models.steered.heads import HeadSizes, SteeringHead
 from vla_rl.models.steered.kinds import make_steering
 from vla_rl.replay.transitions import TransitionLayout
 from vla_rl.types import Observation, Sampling
 from vla_rl.types.observation import DRAWN_KEY
 
-STATE_KEY: Final = "state"
-
 TENSOR_PREFIX: Final = "steering_head."
 """Prefix of the head's tensors in a folder, by which the family is recognised."""
-
-HEAD_STREAM: Final = 1
-"""Number of the head's stream among those of a decision's seed; the base draws from the seed itself."""
-
-
-@dataclass(frozen=True)
-class SteeredBatch:
-    """N observations, or N stored decisions.
-
-    Attributes:
-        proprio: float32 [N, P].
-        observed: the base's own batch; None for stored decisions.
-        features: float32 [N, Z], of stored decisions; None while acting.
-        reference: float32 [N, A], of stored decisions; None while acting.
-    """
-
-    proprio: Tensor
-    observed: Any = None
-    features: Tensor | None = None
-    reference: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Inputs of the head, and what the base has read."""
-
-    features: Tensor
-    proprio: Tensor
-    reference: Tensor
-    read: Any = None
 
 
 class SteeredPolicy(PolicyModel[SteeredBatch]):
@@ -78,12 +58,17 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         base: shared with every copy; its parameters are in no `network.parameters()` and in no checkpoint.
         config: settings of the head.
         network: made for this base.
+        files: other small files of the folder that it was loaded from.
     """
 
     def __init__(
-        self, base: FrozenBase[Any, Any, Any], config: SteeringConfig, network: SteeringHead
+        self,
+        base: FrozenBase[Any, Any, Any],
+        config: SteeringConfig,
+        network: SteeringHead,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
-        self.base, self._network = base, network
+        self.base, self._network, self._files = base, network, dict(files or {})
         self._steering = make_steering(config, base)
         facts = base.policy.config
         sizes = [size for size in (facts.state_size, config.proprio_size or None) if size]
@@ -102,6 +87,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         config: SteeringConfig,
         seed: int,
         source: BaseSource | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> "SteeredPolicy":
         """Create a policy with a new head from `seed`; the global random state is left unchanged.
 
@@ -110,6 +96,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
             config: settings of the head.
             seed: seed of its weights.
             source: where the base was loaded from, so that a saved head finds it again.
+            files: other small files to save with the head.
 
         Raises: ConfigError if the base does not suit the settings.
         """
@@ -124,7 +111,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = SteeringHead(config, sizes, base).to(base.device)
-        return cls(base, config, network)
+        return cls(base, config, network, files)
 
     @classmethod
     def load(cls, folder: Path) -> "SteeredPolicy":
@@ -132,10 +119,14 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
 
         Raises: CheckpointError naming what is missing, unknown or damaged, or if the base is another one.
         """
-        # imported here, because loading a base knows every family, and this one too
-        from vla_rl.models.steered.folder import load_steered
-
-        return load_steered(folder)
+        family = find_family(folder)
+        policy = family and family.load_policy(folder, AS_STORED, torch.device("cpu"))
+        if not isinstance(policy, cls):
+            raise CheckpointError(
+                f"{folder} holds {family.name if family else 'no head'}, expected a head over a frozen base; load "
+                "it with vla_rl.load_policy."
+            )
+        return policy
 
     @property
     def network(self) -> SteeringHead:
@@ -175,7 +166,8 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         """Return the same policy with its own copy of the head, over the same base."""
         network = SteeringHead(self.config.steering, self._network.sizes, self.base)
         network.load_state_dict(self._network.state_dict())
-        return SteeredPolicy(self.base, self.config.steering, network.to(self._device))
+        network.to(self._device)
+        return SteeredPolicy(self.base, self.config.steering, network, self._files)
 
     def describe(self) -> str:
         """Describe in one line how it acts."""
@@ -191,30 +183,19 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         size, state = self.config.state_size, observed.get(STATE_KEY)
         if size is not None and (state is None or len(state) < size):
             observed[STATE_KEY] = np.zeros(size, np.float32)
-        sizes, random = self._network.sizes, np.random.default_rng(seed)
-        drawn = {"features": sizes.features, "proprio": sizes.proprio, "reference": sizes.action}
-        return {
-            **observed,
-            DRAWN_KEY: {
-                name: random.normal(size=size).astype(np.float32) for name, size in drawn.items()
-            },
+        random = np.random.default_rng(seed)
+        drawn = {
+            name: random.normal(size=length).astype(np.float32)
+            for name, length in list_drawn_sizes(self._network.sizes).items()
         }
+        return {**observed, DRAWN_KEY: drawn}
 
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
         """Check what a decision has drawn, before it is scored.
 
         Raises: ValueError for what is missing or of another size.
         """
-        sizes = self._network.sizes
-        expected = {"features": sizes.features, "proprio": sizes.proprio, "reference": sizes.action}
-        for name, size in expected.items():
-            values = None if drawn is None else drawn.get(name)
-            if values is None or values.shape != (size,):
-                given = "nothing" if values is None else f"shape {list(values.shape)}"
-                raise ValueError(
-                    f"`drawn` has {given} as {name!r}, expected [{size}]: the decision is of another policy, or "
-                    "of a head over another base; record it anew"
-                )
+        check_drawn(self._network.sizes, drawn)
 
     def prepare(self, observations: Sequence[Observation]) -> SteeredBatch:
         """Prepare observations for the base, or stored decisions, which have `drawn`, for the head alone.
@@ -223,7 +204,8 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         """
         drawn = [each[DRAWN_KEY] for each in observations if DRAWN_KEY in each]
         if not drawn:
-            proprio = self._stack([self._get_proprio(each) for each in observations])
+            size = self._network.sizes.proprio
+            proprio = self._stack([read_proprio(each, size) for each in observations])
             return SteeredBatch(proprio, self.base.policy.prepare(observations))
         if len(drawn) < len(observations):
             raise ValueError(
@@ -245,16 +227,14 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         temperatures, is_greedy = sampling_columns(samplings, self._device)
         distribution = self._distribution(seen).tempered(temperatures)
         if self.is_steering:
-            noise = to_device(self._draw_noise(samplings), self._device)
-            drawn_action = distribution.sample(noise)
-            action = torch.where(is_greedy[:, None], distribution.mode, drawn_action)
+            explored = distribution.sample(self._draw_noise(samplings))
+            action = torch.where(is_greedy[:, None], distribution.mode, explored)
             chunk = self._steering.apply(seen.read, action, samplings)
         else:
             chosen = self.base.choose(seen.read, samplings)
             action = self._steering.express(seen.read, samplings, chosen)
             chunk = chosen.tokens if chosen.chunk is None else chosen.chunk
-        drawn = {"features": seen.features, "proprio": seen.proprio, "reference": seen.reference}
-        return SampledTokens(action, distribution.log_prob(action), drawn, chunk)
+        return SampledTokens(action, distribution.log_prob(action), seen.drawn, chunk)
 
     def log_probs(
         self, batch: SteeredBatch, tokens: Tensor, temperatures: Tensor
@@ -286,9 +266,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         """
         with torch.inference_mode():
             seen = self._see(self.prepare(observations))
-        return {
-            name: getattr(seen, name).cpu().numpy() for name in ("features", "proprio", "reference")
-        }
+        return {name: values.cpu().numpy() for name, values in seen.drawn.items()}
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Convert chunks [B, C, D] in the environment's units to actions of a residual head, float32 [B, A].
@@ -318,10 +296,14 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         return {f"{TENSOR_PREFIX}{name}": each for name, each in self._network.state_dict().items()}
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """Return `config.json`: the head's settings, and the base's digest and folder."""
-        from vla_rl.models.steered.folder import list_files
-
-        return list_files(self)
+        """Return `config.json`, which has the base's digest and folder, and the loaded folder's other small files."""
+        file = SteeredFile(
+            steering=self.config.steering,
+            sizes=self._network.sizes,
+            base_digest=self.base.digest,
+            base=self.base.source,
+        )
+        return {**self._files, CONFIG_FILE: file.encode()}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into the head; every name and shape has to match."""
@@ -337,49 +319,29 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
     def _device(self) -> torch.device:
         return self._network.is_on.device
 
-    def _see(self, batch: SteeredBatch, samplings: Sequence[Sampling] = ()) -> _Seen:
+    def _see(self, batch: SteeredBatch, samplings: Sequence[Sampling] = ()) -> HeadInputs:
         """Return the head's inputs: those that are stored, or those that the base computes now."""
         if batch.features is not None and batch.reference is not None:
-            return _Seen(batch.features, batch.proprio, batch.reference)
+            return HeadInputs(batch.features, batch.proprio, batch.reference)
         # The base is never trained; without this each forward would keep its activations.
         with torch.no_grad():
             read = self.base.read(batch.observed)
             features = self.base.features(read).float()
             greedy = samplings or [Sampling(greedy=True)] * len(features)
             reference = self._steering.refer(read, greedy)
-        return _Seen(features, batch.proprio, reference, read)
+        return HeadInputs(features, batch.proprio, reference, read)
 
-    def _distribution(self, seen: _Seen) -> SteeringDistribution:
+    def _distribution(self, seen: HeadInputs) -> SteeringDistribution:
         if self.is_steering:
             return self._network.distribution(seen.features, seen.proprio, seen.reference)
         return self._network.make_base_distribution(seen.reference)
 
     def _draw_noise(self, samplings: Sequence[Sampling]) -> Tensor:
-        """Draw standard normal numbers float32 [N, A], each row from its own seed."""
+        """Draw standard normal numbers float32 [N, A]; they repeat if control steps share them."""
         size, dim = self._network.sizes.action, self.config.action_dim
         num_drawn = dim if self.config.steering.shares_noise else size
-        # A stream of its own: noise that repeats what the base drew would explore along its chance.
-        streams = [
-            np.random.SeedSequence(sampling.seed, spawn_key=(HEAD_STREAM,))
-            for sampling in samplings
-        ]
-        uniforms = [
-            np.random.Generator(np.random.Philox(each)).random(num_drawn) for each in streams
-        ]
-        return to_normal(torch.from_numpy(np.stack(uniforms))).repeat(1, size // num_drawn)
-
-    def _get_proprio(self, observation: Observation) -> np.ndarray:
-        size = self._network.sizes.proprio
-        if size == 0:
-            return np.zeros(0, np.float32)
-        state = observation.get(STATE_KEY)
-        if not isinstance(state, np.ndarray) or state.ndim != 1 or len(state) < size:
-            given = "missing" if state is None else f"of shape {list(np.shape(state))}"
-            raise ValueError(
-                f"observation[{STATE_KEY!r}] is {given}, expected {size} numbers or more, which the head reads; "
-                "set proprio_size to what the environment has"
-            )
-        return state[:size]
+        noise = draw_noise(samplings, num_drawn).repeat(1, size // num_drawn)
+        return to_device(noise, self._device)
 
     def _stack(self, rows: Sequence[np.ndarray]) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows).astype(np.float32)), self._device)
