@@ -253,13 +253,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def choose(
         self, prefix: Prefix, samplings: Sequence[Sampling], noise: Tensor | None = None
     ) -> SampledTokens:
-        """Run a chain for each decision whose observation was read before.
-
-        Args:
-            prefix: result of `read`.
-            samplings: one for each row.
-            noise: float32 [N, H, P], where the chains start; they are deterministic then. None: drawn from
-                the seeds.
+        """Run a chain for each decision whose observation was read before; from given noise, float32 [N, H, P],
+        all chains are deterministic.
         """
         temperatures, _ = sampling_columns(samplings, self._device)
         if noise is None:

@@ -53,7 +53,7 @@ class HeadInputs:
 
     @property
     def drawn(self) -> dict[str, Tensor]:
-        """What is stored with a decision: with it, nothing of the base is needed to score the head."""
+        """The arrays that are stored with a decision; with them, the head is scored without its base."""
         return {"features": self.features, "proprio": self.proprio, "reference": self.reference}
 
 
