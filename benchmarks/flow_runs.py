@@ -56,10 +56,7 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         "run": name,
         "outcomes_before": list_outcomes(by_weights[0]),
         "outcomes_after": list_outcomes(by_weights[max(by_weights)]),
-        # of the rollout alone; the rate is that of the time between two updates
-        "env_steps": round(
-            sum(line["rollout/env_steps_per_s"] * line["time/update_s"] for line in updates)
-        ),
+        "env_steps": round(sum(line["rollout/env_steps"] for line in updates)),
         "cpu_seconds": round(cpu_seconds),
         "seconds": {
             "training": round(sum(line["time/update_s"] for line in updates)),

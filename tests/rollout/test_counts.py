@@ -151,10 +151,12 @@ def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
     counts.count_lost("died")
     first = counts.report(12.0, {"groups_buffered": 3}, {"stale": 2})
     assert (first["rollout/episodes_per_s"], first["rollout/env_steps_per_s"]) == (0.5, 1.0)
+    assert first["rollout/env_steps"] == 2.0
     assert (first["rollout/success_rate"], first["rollout/mean_return"]) == (1.0, 1.0)
     assert (first["rollout/depth/groups_buffered"], first["rollout/dropped/stale"]) == (3.0, 2.0)
     second = counts.report(14.0, {}, {})
     assert (second["rollout/episodes_per_s"], second["rollout/lost/died"]) == (0.0, 1.0)
+    assert second["rollout/env_steps"] == 0.0
 
 
 def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:

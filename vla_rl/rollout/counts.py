@@ -273,6 +273,7 @@ class RolloutMetrics:
         metrics = {
             f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")
         }
+        metrics["env_steps"] = new["env_steps"]
         metrics["policy_busy_share"] = (asked_s - self._asked_s) / seconds
         metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
         metrics |= self._outcomes()

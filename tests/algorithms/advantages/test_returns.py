@@ -49,6 +49,15 @@ def test_a_time_limit_bootstraps_and_the_tasks_own_end_does_not() -> None:
     assert estimate_gae(ended, gamma=0.5, lam=1.0).advantage.tolist() == [[-0.5, 0.0]]
 
 
+def test_without_bootstrap_nothing_follows_a_time_limit() -> None:
+    cut_off = episode([0, 1], [1, 1], is_terminated=np.array([False]), final_values=np.array([6.0]))
+    made = estimate_gae(cut_off, gamma=0.5, lam=1.0, bootstrap=False)
+    assert made.advantage.tolist() == [[-0.5, 0.0]]  # as if the task had ended it
+    unknown = episode([0, 1], [1, 1], is_terminated=np.array([False]))
+    again = estimate_gae(unknown, gamma=0.5, lam=1.0, bootstrap=False)
+    assert again.advantage.tolist() == [[-0.5, 0.0]]
+
+
 def test_an_episode_that_was_cut_off_needs_a_value_of_its_final_observation() -> None:
     batch = episode([0], [1], is_terminated=np.array([False]), episode_ids=np.array([41]))
     with pytest.raises(

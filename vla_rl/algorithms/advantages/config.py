@@ -43,8 +43,8 @@ ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "remax": {},
         "reinforce_plus_plus": {"gamma": 1.0},
         "reinforce_plus_plus_baseline": {},
-        "gae": {"gamma": 0.99, "lam": 0.95, "whiten": True},
-        "marft_gae": {"gamma": 0.99, "lam": 0.95, "whiten": True},
+        "gae": {"gamma": 0.99, "lam": 0.95, "whiten": True, "bootstrap": True},
+        "marft_gae": {"gamma": 0.99, "lam": 0.95, "whiten": True, "bootstrap": True},
     }
 )
 """The parameters of each estimator, with their defaults."""
@@ -71,6 +71,11 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     whiten: bool | None = None
     """gae, marft_gae: scale the advantages of the batch to mean 0 and standard deviation 1."""
+
+    bootstrap: bool | None = None
+    """gae, marft_gae: an episode that a limit cut off continues with the critic's value of its last
+    observation. False: nothing follows, so that an episode without success counts as a failure. Take False
+    if the task is to succeed within the limit, as in LIBERO."""
 
     normalise_std: bool | None = None
     """pass_at_k: divide by the group's standard deviation."""

@@ -47,28 +47,38 @@ def whiten_values(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDAr
 
 
 def gae(
-    batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True
+    batch: RewardBatch,
+    *,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    whiten: bool = True,
+    bootstrap: bool = True,
 ) -> Advantages:
     """GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
         delta_t = r_t + gamma^n_t V_(t+1) - V_t
         A_t     = delta_t + gamma^n_t lam A_(t+1);    R_t = A_t + V_t, before A is whitened
-        after the last step: V = 0 if `is_terminated`, else `final_values`; A = 0
+        after the last step: V = 0 if `is_terminated` or without `bootstrap`, else `final_values`; A = 0
 
     n_t is `durations`, the control steps of step t, or 1; so a chunk that was cut short discounts
     less. t + 1 is the next step that acted: V and A are carried through masked steps (observations,
     tool answers), not reset. Rewards within one step are not discounted against each other.
 
-    Needs `mask`, `values`, `is_terminated`, and `final_values` if an episode was cut off. Whitening
-    is over all unmasked steps of the batch.
+    Needs `mask`, `values`, `is_terminated`, and with `bootstrap` `final_values` if an episode was cut
+    off. Whitening is over all unmasked steps of the batch.
     """
-    advantage, returns, mask = _estimate(batch, gamma, lam, "gae")
+    advantage, returns, mask = _estimate(batch, gamma, lam, bootstrap, "gae")
     scaled = whiten_values(advantage, mask) if whiten else advantage
     return Advantages(scaled.astype(np.float32), returns.astype(np.float32), mask)
 
 
 def marft_gae(
-    batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True
+    batch: RewardBatch,
+    *,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    whiten: bool = True,
+    bootstrap: bool = True,
 ) -> Advantages:
     """GAE for agents that act one after the other in a shared episode.
 
@@ -82,7 +92,7 @@ def marft_gae(
     Needs what `gae` needs, and `agents`.
     """
     agents = batch.need("agents", "marft_gae")
-    advantage, returns, mask = _estimate(batch, gamma, lam, "marft_gae")
+    advantage, returns, mask = _estimate(batch, gamma, lam, bootstrap, "marft_gae")
     if whiten:
         parts = [
             whiten_values(advantage, mask & (agents == agent)) for agent in np.unique(agents[mask])
@@ -92,14 +102,14 @@ def marft_gae(
 
 
 def _estimate(
-    batch: RewardBatch, gamma: float, lam: float, needed_by: str
+    batch: RewardBatch, gamma: float, lam: float, bootstrap: bool, needed_by: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Compute advantages and returns, float64 [N, S], 0 where masked; return them with the mask."""
     mask, rewards = batch.need_mask(needed_by), batch.rewards_by_step(needed_by)
     values = np.where(mask, batch.need("values", needed_by), 0.0)
     # a time limit is no end of the task: without the critic's value there, every long episode would
-    # look like a failure
-    next_value = _values_after_the_end(batch, needed_by)
+    # look like a failure, which it is only where the task is to succeed within the limit
+    next_value = _values_after_the_end(batch, needed_by) if bootstrap else np.zeros(len(mask))
     discounts = step_discounts(batch, gamma)
     advantage = np.zeros(mask.shape)
     next_advantage = np.zeros(len(mask))
