@@ -95,7 +95,7 @@ PI_EXPERT: Final = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.
 SMOLVLA_EXPERT: Final = "vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.weight"
 """Tensors of experts for actions, by which their families are known whatever prefix their names have."""
 
-CHAIN_OPTIONS: Final = frozenset({"flow_steps", "noise_level"})
+CHAIN_OPTIONS: Final = frozenset({"flow_steps", "noise_level", "flow_guidance"})
 SMOLVLA_OPTIONS: Final = CHAIN_OPTIONS | {"cameras", "chunk_size", "dtype"}
 PI_OPTIONS: Final = SMOLVLA_OPTIONS | {"norm_key", "state_in_prompt"}
 

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from vla_rl.models.flow.transitions import Schedule
-from vla_rl.models.prismatic.conventions import CheckpointFormat
+from vla_rl.models.prismatic.conventions import CheckpointFormat, Guidance
 from vla_rl.types import Config, NonNegativeFloat, PositiveInt
 
 
@@ -30,6 +30,11 @@ class FlowSampling(Config, frozen=True, kw_only=True):
     imitation_draws: PositiveInt = 1
     """Draws of noise and time in imitation, all on one reading of the observation."""
 
+    advantage_guidance: Guidance | None = None
+    """Act on the instruction with "Advantage: positive" at its end, for a policy that learnt such labels
+    (RECAP). Above 1, the velocity goes this much further in the direction that the label gives it,
+    at the cost of a second pass. None: the instruction as it is."""
+
     @property
     def schedule(self) -> Schedule:
         """The chain with its stochastic step."""
@@ -38,7 +43,11 @@ class FlowSampling(Config, frozen=True, kw_only=True):
 
 def apply_options(sampling: FlowSampling, format: CheckpointFormat) -> FlowSampling:
     """Return a chain with the options that are set."""
-    given = {"num_steps": format.flow_steps, "noise_level": format.noise_level}
+    given = {
+        "num_steps": format.flow_steps,
+        "noise_level": format.noise_level,
+        "advantage_guidance": format.flow_guidance,
+    }
     return msgspec.structs.replace(
         sampling, **{name: value for name, value in given.items() if value is not None}
     )

@@ -43,6 +43,7 @@ class FlowInputs:
         time: float32 [N, M], the times of those draws.
         known: prefixes that need not be computed. Then `images` to `state` have a row for each of the
             other observations alone, which may be none.
+        plain: the same observations without a label in the prompt, for guidance; None: no guidance.
     """
 
     images: Tensor
@@ -58,6 +59,7 @@ class FlowInputs:
     noise: Tensor | None = None
     time: Tensor | None = None
     known: "KnownPrefixes | None" = None
+    plain: "FlowInputs | None" = None
 
     def to(self, device: torch.device) -> Self:
         """Return the same inputs on a device."""
@@ -65,7 +67,8 @@ class FlowInputs:
         moved: dict[str, Any] = {
             name: to_device(value, device) for name, value in named if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        plain = None if self.plain is None else self.plain.to(device)
+        return replace(self, **moved, plain=plain)
 
     def with_known(self, known: "KnownPrefixes") -> Self:
         """Return the inputs of observations some of whose prefixes are known, given those of the others;
@@ -97,6 +100,7 @@ class Prefix:
             the number of unmasked ones in each row.
         output: [B, L, width], after the last norm.
         state: float32 [B, P], for networks whose state token belongs to the chunk.
+        plain: the prefix of the same observations without a label, for guidance; None: no guidance.
     """
 
     keys: tuple[Tensor, ...]
@@ -105,6 +109,7 @@ class Prefix:
     positions: Tensor
     output: Tensor
     state: Tensor
+    plain: "Prefix | None" = None
 
     def rows(self, index: Tensor) -> "Prefix":
         """Return the rows at `index`, int64 [N]; a row can be repeated."""
@@ -115,6 +120,7 @@ class Prefix:
             self.positions[index],
             self.output[index],
             self.state[index],
+            None if self.plain is None else self.plain.rows(index),
         )
 
     @property

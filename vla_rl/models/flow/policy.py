@@ -15,6 +15,7 @@ noise of its own seed; it has no density, and nothing is learnt from it.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from vla_rl.engines.policy_model import PolicyModel, Predictions, SampledTokens
 from vla_rl.engines.sampling import sampling_columns
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.families import find_family
+from vla_rl.models.flow.advantage_prompt import predict_velocity
 from vla_rl.models.flow.config import FlowPolicyConfig, FlowSampling
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
+from vla_rl.models.flow.inputs import prepare_inputs
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
@@ -155,11 +158,15 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """Describe in one line how it acts."""
         config, sampling = self.config, self.config.sampling
         state = "" if config.state_size is None else " and state"
+        guidance = sampling.advantage_guidance
+        asked = (
+            "" if guidance is None else f", asked for positive advantages with guidance {guidance}"
+        )
         millions = sum(parameter.numel() for parameter in self._network.parameters()) / 1e6
         return (
             f"flow policy, {millions:.2f} M parameters: sees {', '.join(config.cameras)}{state}, decides "
             f"{config.horizon} x {config.action_dim} numbers in {sampling.num_steps} steps and executes "
-            f"{config.chunk_size} rows, {sampling.method} with noise level {sampling.noise_level}"
+            f"{config.chunk_size} rows, {sampling.method} with noise level {sampling.noise_level}{asked}"
         )
 
     def example_observation(self, seed: int) -> Observation:
@@ -216,23 +223,12 @@ class FlowPolicy(PolicyModel[FlowInputs]):
             raise ValueError(
                 f"{len(drawn)} of {len(observations)} observations have {DRAWN_KEY!r}, expected all or none"
             )
-        identities = [self._processor.identify(each) for each in observations]
-        found: dict[tuple[object, ...], int] = {}
-        rows = [found.setdefault(each, len(found)) for each in identities]
-        is_halved = 2 * len(found) <= len(observations)
-        chosen = [rows.index(row) for row in range(len(found))] if is_halved else range(len(rows))
-        inputs = self._prefixes.prepare(
-            self._processor,
-            [observations[row] for row in chosen],
-            [identities[row] for row in chosen],
-            self._device,
-        )
-        if is_halved:
-            inputs = replace(inputs, rows=to_device(torch.tensor(rows), self._device))
+        guidance, device = self.config.sampling.advantage_guidance, self._device
+        inputs = prepare_inputs(self._processor, self._prefixes, observations, guidance, device)
         columns = {name: np.stack([each[name] for each in drawn]) for name in (drawn or [{}])[0]}
         names = ("state_before", "step", "velocity", "end", "noise", "time")
         given: dict[str, Any] = {
-            name: to_device(torch.from_numpy(columns[name]), self._device)
+            name: to_device(torch.from_numpy(columns[name]), device)
             for name in names
             if name in columns
         }
@@ -248,7 +244,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def read(self, batch: FlowInputs) -> Prefix:
         """Read each different observation once; return a row for each decision."""
         prefix = self._prefixes.embed(self._network, batch)
-        return prefix if batch.rows is None else prefix.rows(batch.rows)
+        prefix = prefix if batch.rows is None else prefix.rows(batch.rows)
+        return prefix if batch.plain is None else replace(prefix, plain=self.read(batch.plain))
 
     def choose(
         self, prefix: Prefix, samplings: Sequence[Sampling], noise: Tensor | None = None
@@ -263,11 +260,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         else:
             draws = Draws.deterministic(noise)
 
-        def velocity(x: Tensor, time: Tensor) -> Tensor:
-            found: Tensor = self._network.velocity(prefix, x, time)
-            return found
-
-        chain = run_chain(velocity, draws, self._schedule, temperatures)
+        chain = run_chain(partial(self._velocity, prefix), draws, self._schedule, temperatures)
         density = log_density(chain.next_state, chain.transition)
         end = self._count(chain.chunk)
         drawn = {
@@ -311,7 +304,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
                 "`drawn` has no velocity and end, expected both for a loss of predictions; record the "
                 "decisions anew"
             )
-        velocity = self._network.velocity(self.read(batch), before, self._schedule.times(step))
+        velocity = self._velocity(self.read(batch), before, self._schedule.times(step))
         stored = StoredSteps(self._count(before), step, batch.velocity, batch.end)
         numbers, scale = (to_device(each, self._device).float() for each in (tokens, temperatures))
         return predict_decisions(
@@ -323,7 +316,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         assert batch.state_before is not None
         assert batch.step is not None
         time = self._schedule.times(batch.step)
-        velocity = self._network.velocity(self.read(batch), batch.state_before, time)
+        velocity = self._velocity(self.read(batch), batch.state_before, time)
         return self._schedule.transition(batch.state_before, velocity, batch.step)
 
     def features(self, batch: FlowInputs) -> Tensor:
@@ -371,6 +364,11 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def _with(self, network: Any, sampling: FlowSampling) -> "FlowPolicy":
         executed = self.config.chunk_size
         return FlowPolicy(network, self._processor, self._layout, sampling, executed)
+
+    def _velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
+        return predict_velocity(
+            self._network, prefix, x, time, self.config.sampling.advantage_guidance
+        )
 
     def _count(self, values: Tensor) -> Tensor:
         """Return the counted part of [N, H, P]: executed rows, the robot's dimensions, [N, T]."""

@@ -9,7 +9,7 @@ alone.
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -95,6 +95,10 @@ def resolve_conventions(
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
 
+Guidance: TypeAlias = Annotated[float, msgspec.Meta(ge=1)]
+"""Weight of the label by which a flow policy acts, as classifier-free guidance has it."""
+
+
 class CheckpointFormat(Config, frozen=True, kw_only=True):
     """How to interpret a checkpoint.
 
@@ -163,6 +167,10 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     """Noise of a flow policy's stochastic step, 0.3 to 0.5; 0 leaves decisions without a density, which
     a loss with a ratio needs. none: the checkpoint's own, else 0.5."""
 
+    flow_guidance: Guidance | None = None
+    """Guidance of a flow policy that learnt labels (RECAP): 1 acts on "Advantage: positive", above 1
+    goes further. none: the checkpoint's own."""
+
     state_in_prompt: bool | None = None
     """Whether pi0.5 reads the state in its prompt. False for openpi's `pi05_libero`, which was trained
     without (discrete_state_input=False). none: the checkpoint's own, else True."""
@@ -190,7 +198,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **fields)
 
 
-FLOW_OPTIONS: Final = ("flow_steps", "noise_level", "state_in_prompt")
+FLOW_OPTIONS: Final = ("flow_steps", "noise_level", "flow_guidance", "state_in_prompt")
 """Fields of `CheckpointFormat` that flow policies alone read."""
 
 STEERED_OPTIONS: Final = ("base_policy",)
