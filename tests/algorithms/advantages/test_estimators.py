@@ -143,7 +143,7 @@ def test_a_config_that_means_nothing_is_refused(fields, message) -> None:
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_whether_an_estimator_needs_groups_or_values_is_known_from_its_config(name) -> None:
     config = AdvantageConfig(name=name)
-    assert config.needs_group == (name in OF_GROUPS)
+    assert config.needs_group == (name in (*OF_GROUPS, "hierarchical_rloo"))
     assert config.needs_values == (name in ("gae", "marft_gae"))
 
 

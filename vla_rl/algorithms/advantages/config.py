@@ -18,6 +18,7 @@ from vla_rl.algorithms.advantages.baselines import (
     pass_at_k,
     rloo,
 )
+from vla_rl.algorithms.advantages.hierarchical import hierarchical_rloo
 from vla_rl.algorithms.advantages.returns import (
     gae,
     marft_gae,
@@ -45,6 +46,7 @@ ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "reinforce_plus_plus_baseline": {},
         "gae": {"gamma": 0.99, "lam": 0.95, "whiten": True, "bootstrap": True},
         "marft_gae": {"gamma": 0.99, "lam": 0.95, "whiten": True, "bootstrap": True},
+        "hierarchical_rloo": {"gamma": 1.0, "lam": 0.0},
     }
 )
 """The parameters of each estimator, with their defaults."""
@@ -58,16 +60,16 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     name: str = "grpo"
     """Name of the estimator: grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax,
-    reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, or your own function as
-    `module:function`."""
+    reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, hierarchical_rloo, or your own
+    function as `module:function`."""
 
     gamma: Share | None = None
     """Discount factor, per control step if the batch has the durations of its steps, else
-    per step."""
+    per step; hierarchical_rloo: per turn."""
 
     lam: Share | None = None
     """GAE's decay of later errors; 1 gives the discounted return minus the value. Lower
-    it for less variance and more bias."""
+    it for less variance and more bias. hierarchical_rloo: weight of what was earned after a call."""
 
     whiten: bool | None = None
     """gae, marft_gae: scale the advantages of the batch to mean 0 and standard deviation 1."""
@@ -133,6 +135,11 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
         )
 
     @property
+    def compares_turns(self) -> bool:
+        """Whether the estimator reads the decisions of all agents of an episode in one row."""
+        return self.name == "hierarchical_rloo"
+
+    @property
     def needs_values(self) -> bool:
         """Whether the estimator needs a critic's values."""
         return self.name in ("gae", "marft_gae")
@@ -153,6 +160,7 @@ ADVANTAGES: Final = MappingProxyType[str, Callable[..., Advantages]](
         "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
         "gae": gae,
         "marft_gae": marft_gae,
+        "hierarchical_rloo": hierarchical_rloo,
     }
 )
 """Estimators by name. Their keyword arguments are `ADVANTAGE_PARAMETERS[name]`."""

@@ -41,6 +41,7 @@ class RewardBatch:
         num_tokens: float [N], length of each trajectory, for baselines weighted by it.
         greedy_rewards: float [N], outcome of the greedy policy from the same start.
         agents: int [N, S], the agent that acted, for several agents that act in turns.
+        instructions: int [N, S], the same number for the same words that a step followed; -1 for none.
 
     Raises: ValueError, naming the trajectory, for sizes that do not fit, or a number that is not
     finite.
@@ -58,6 +59,7 @@ class RewardBatch:
     num_tokens: Floats | None = None
     greedy_rewards: Floats | None = None
     agents: NDArray[np.integer] | None = None
+    instructions: NDArray[np.integer] | None = None
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 1:
@@ -86,7 +88,7 @@ class RewardBatch:
             raise ValueError(
                 f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected bool [{num}, S]."
             )
-        for name in ("step_rewards", "values", "durations", "agents"):
+        for name in ("step_rewards", "values", "durations", "agents", "instructions"):
             self._check_shape(name, None if self.mask is None else self.mask.shape)
         self._check_finite()
 
@@ -311,6 +313,7 @@ def make_reward_batch(
         ),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),
         agents=_agents(trajectories, level),
+        instructions=_instructions(trajectories, level),
     )
 
 
@@ -325,6 +328,29 @@ def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.
         [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
         for trajectory in trajectories
     ]
+    return _padded([np.array(row, np.float64) for row in rows]).astype(np.int64)
+
+
+def _instructions(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
+    """Return int64 [N, S], a number for the instruction in each step's observation; -1 without one."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for trajectory in trajectories:
+        words = [step.observation.get("instruction") for step in trajectory.steps]
+        # The same words, whatever their case and spaces: they are one instruction to a robot.
+        told = [
+            numbers.setdefault(" ".join(each.lower().split()), len(numbers))
+            if isinstance(each, str)
+            else -1
+            for each in words
+        ]
+        rows.append(
+            [
+                number
+                for number, step in zip(told, trajectory.steps, strict=True)
+                for _ in _by_level(step, level)[1]
+            ]
+        )
     return _padded([np.array(row, np.float64) for row in rows]).astype(np.int64)
 
 

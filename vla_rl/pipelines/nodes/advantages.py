@@ -1,8 +1,8 @@
 """Nodes that turn rewards into an advantage for each decision: penalties first, then the estimator.
 
 Without a critic, each agent is compared with itself: its return in an episode with its returns in
-the other episodes of the group. With one, the decisions of all agents form one sequence, in the
-order in which they were made.
+the other episodes of the group. With one, and for `hierarchical_rloo`, the decisions of all agents
+form one sequence, in the order in which they were made.
 """
 
 from collections.abc import Sequence
@@ -181,6 +181,7 @@ class GroupAdvantage:
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
+        self._compares_turns = config.compares_turns
 
     async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
         """Return the advantages of all trajectories, group by group.
@@ -189,6 +190,8 @@ class GroupAdvantage:
         """
         trajectories = all_trajectories(groups)
         flat = [reward for of_group in rewards_by_group(groups, rewards) for reward in of_group]
+        if self._compares_turns:
+            return _compare_turns(self._estimate, trajectories, flat)
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         informative: list[bool] = []
         for agent in list_agents(trajectories):
@@ -208,6 +211,23 @@ class GroupAdvantage:
             **_spread(np.concatenate(advantages)),
         }
         return NodeOutput(advantages, metrics=metrics)
+
+
+def _compare_turns(
+    estimate: AdvantageEstimator,
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[DecisionRewards],
+) -> NodeOutput:
+    """Return the advantages of an estimator that reads the decisions of all agents together."""
+    batch = make_reward_batch(trajectories, step_rewards=rewards)
+    made = estimate(batch)
+    informative = [bool(made.advantage[rows].any()) for rows in batch.groups("the advantage node")]
+    assert made.mask is not None, "a batch of trajectories has a mask"
+    metrics = {
+        "advantage/groups_with_signal": float(np.mean(informative)),
+        **_spread(made.advantage[made.mask]),
+    }
+    return NodeOutput([np.asarray(row) for row in made.per_trajectory()], metrics=metrics)
 
 
 class CriticAdvantage:
