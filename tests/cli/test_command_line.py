@@ -205,6 +205,10 @@ def test_a_folder_that_is_no_run_is_refused_by_the_other_commands(
     [
         (["--dry-run", "0x10"], "--dry-run is a flag, but was given the value '0x10'"),
         (["--no-dry-run=1"], "--no-dry-run is a flag, but was given the value '1'"),
+        (
+            ["--learner.no-offload=1"],
+            "--learner.offload alone .* or --learner.no-offload to turn it off",
+        ),
         (["--resume", "."], ". has no config.json, .* give the folder that the run has printed"),
         (["--config", "."], r". is a folder, expected a .toml or .json file; --resume continues"),
         (["--resume", LONG], r"a{80}\.\.\.a{80} has no config.json, expected the folder"),

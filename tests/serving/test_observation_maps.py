@@ -10,6 +10,7 @@ from vla_rl.serving.observation_maps import (
     Entry,
     ObservationReader,
     find_entries,
+    list_plan_entries,
     read_map,
 )
 
@@ -138,3 +139,34 @@ def test_pairs_go_beside_published_maps() -> None:
 def test_a_map_that_is_none_is_refused(options: tuple[str, ...], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_map(options)
+
+
+def test_a_robots_plan_is_optional_and_read_with_the_rest() -> None:
+    planning = reader(entries=ARM | list_plan_entries(7))
+    assert set(planning.read(LIBERO)) == set(ARM)
+    plan = np.zeros((4, 7))
+    read = planning.read({**LIBERO, "planned_actions": plan, "delay": np.int64(4)})
+    assert read["planned_actions"].dtype == np.float32
+    assert read["planned_actions"].shape == (4, 7)
+    assert read["delay"] == 4
+    assert planning.describe()["delay"].startswith("a whole number (optional)")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        (
+            "planned_actions",
+            np.zeros((4, 6)),
+            r"float64 \[4, 6\], expected finite float32 \[rows, 7\]",
+        ),
+        ("planned_actions", np.full((4, 7), np.nan), "expected finite"),
+        ("delay", 1.5, "expected a whole number"),
+        ("delay", float("nan"), "expected a whole number"),
+        ("delay", "four", "expected a whole number"),
+    ],
+)
+def test_a_wrong_plan_is_refused(name: str, value: object, problem: str) -> None:
+    planning = reader(entries=ARM | list_plan_entries(7))
+    with pytest.raises(BadObservation, match=problem):
+        planning.read({**LIBERO, name: value})

@@ -194,14 +194,17 @@ def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) ->
     for argument, following in itertools.pairwise([*arguments, "--"]):
         name, equals, _ = argument.replace("_", "-").partition("=")
         option = name.removeprefix("--")
-        plain = option.removeprefix("no-")
+        # the parser puts "no-" before the last part: --real-time.no-continues-plan
+        group, dot, leaf = option.rpartition(".")
+        plain = f"{group}{dot}{leaf.removeprefix('no-')}"
+        negated = f"{group}{dot}no-{leaf.removeprefix('no-')}"
         if not name.startswith("--") or not {option, plain} & set(flags):
             continue
         if equals or not following.startswith("-"):
             raise ConfigError(
                 f"{name} is a flag, but was given the value "
                 f"{shorten_middle(argument.partition('=')[2] if equals else following)!r}; expected "
-                f"--{plain} alone to turn it on, or --no-{plain} to turn it off"
+                f"--{plain} alone to turn it on, or --{negated} to turn it off"
             )
 
 

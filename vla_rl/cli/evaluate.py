@@ -191,7 +191,8 @@ async def _evaluate(
     if records:
         sizes = {"num_planned": len(episodes), "num_missing": num_missing}
         title = table_title(config.checkpoint_folder, conditions, **sizes)
-        print_tables(records, title, describe_conditions(config), console)
+        conditions_in_words = describe_conditions(config) + config.real_time.in_words
+        print_tables(records, title, conditions_in_words, console)
         latencies = source.latencies()
         if latencies is not None and missing:
             console.print(latencies)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from rich.table import Table
 
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.config import EvalConfig
 from vla_rl.evaluation.run_episodes import within_range
 from vla_rl.evaluation.scenes import describe_other_images
 from vla_rl.evaluation.suites import require_fitting
 from vla_rl.models.loading import compute_digest, count_weight_bytes, load_policy
-from vla_rl.rollout import embodied_agent
+from vla_rl.rollout import RealTimeConfig, embodied_agent, make_real_time_agent
 from vla_rl.rollout.engines import ActionEngine
 from vla_rl.serving.latencies import latency_table
 from vla_rl.serving.remote_config import is_server_address
@@ -60,6 +61,21 @@ def open_source(config: EvalConfig) -> PolicySource:
     return CheckpointSource(config)
 
 
+def require_real_time(model: Any, folder: str, config: RealTimeConfig) -> None:
+    """Raise ConfigError if a policy cannot act under such a delay; AgentError if its chunks are
+    too short.
+    """
+    if not config.delay:
+        return
+    if config.continues_plan and not getattr(model, "follows_plans", False):
+        raise ConfigError(
+            f"{folder} is a {type(model).__name__}, which cannot continue the chunk before: only flow "
+            "policies can; set --real-time.no-continues-plan to switch to chunks drawn anew, or leave out "
+            "--real-time.delay"
+        )
+    config.count_executed(model.config.chunk_size)
+
+
 class CheckpointSource:
     """A checkpoint that is loaded into this process, once."""
 
@@ -90,6 +106,7 @@ class CheckpointSource:
         config = self._config
         model = load_policy(config.checkpoint_folder, config, config.device)
         require_fitting(model, config.checkpoint_folder, config.benchmark)
+        require_real_time(model, config.checkpoint_folder, config.real_time)
         return model
 
     def describe_other_images(self, assets: str) -> str | None:
@@ -111,7 +128,11 @@ class CheckpointSource:
             engines.DeviceLane(self._config.torch_threads) as lane,
             engines.TorchActionEngine(self._model, lane, config) as engine,
         ):
-            yield engine, within_range(embodied_agent)
+            delayed = self._config.real_time
+            yield (
+                engine,
+                within_range(make_real_time_agent(delayed) if delayed.delay else embodied_agent),
+            )
 
     def latencies(self) -> Table | None:
         """Return None: nothing travels."""

@@ -34,7 +34,12 @@ from vla_rl.models.loading import SHIPPED, CheckpointConfig, load_policy
 from vla_rl.rollout.engines import ChatEngine
 from vla_rl.run.terminal import StopSignal
 from vla_rl.serving.latencies import latency_table
-from vla_rl.serving.observation_maps import ObservationReader, find_entries, read_map
+from vla_rl.serving.observation_maps import (
+    ObservationReader,
+    find_entries,
+    list_plan_entries,
+    read_map,
+)
 from vla_rl.serving.policy_server import PolicyServer, ServerConfig
 from vla_rl.serving.token_files import read_token
 from vla_rl.types import (
@@ -137,7 +142,10 @@ async def serve_policy(command: Command[Launch, ServeConfig]) -> int:
             f"{config.checkpoint} is a {type(model).__name__}, which `vla-rl serve` cannot describe "
             "to clients; serve it from Python with vla_rl.serving.PolicyServer"
         )
-    reader = ObservationReader(find_entries(example), read_map(config.map))
+    entries = find_entries(example)
+    if getattr(model, "follows_plans", False):
+        entries |= list_plan_entries(model.config.action_dim)
+    reader = ObservationReader(entries, read_map(config.map))
     print(f"{found.folder}: {model.describe()}", flush=True)
     for name, entry in reader.describe().items():
         print(f"  {name}: {entry}", flush=True)

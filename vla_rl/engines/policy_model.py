@@ -213,6 +213,8 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
         has_frozen_prefix     whether what it computes from observations alone is not trained; if so, a learner
                               calls `keep_prefixes` with a number of bytes at its start, and `drop_prefixes`
                               at the end of each update
+        follows_plans         True if it continues the plan of a moving robot, which an observation may have
+                              (`vla_rl.types.with_plan`)
         example_observation   called with a seed; returns an observation that it can act on and score,
                               `drawn` included, for estimates of a run's memory
     """

@@ -27,6 +27,7 @@ from vla_rl.evaluation.suites import (
 )
 from vla_rl.models.loading import CheckpointConfig, compute_digest
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
+from vla_rl.rollout import RealTimeConfig
 from vla_rl.serving.remote_config import RemotePolicyConfig, is_server_address
 from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, ReadIf, Sampling
 
@@ -231,6 +232,8 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     torch_threads: PositiveInt = 1
     """Threads for the policy on a CPU. The simulators need cores too."""
 
+    real_time: RealTimeConfig = RealTimeConfig()
+
     videos: Literal["none", "failures", "successes", "both"] = "failures"
     """Episodes to make videos of."""
 
@@ -274,6 +277,11 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
                 "loaded here",
             )
             return
+        self.require(
+            self.real_time.delay == 0,
+            "real_time.delay",
+            f"0: the policy at {address} is asked for one chunk after another",
+        )
         for name in (*CheckpointConfig.__struct_fields__, "temperature"):
             defaults: Any = CheckpointConfig() if name != "temperature" else None
             default = getattr(defaults, name, None)
@@ -338,9 +346,12 @@ def evaluation_conditions(config: EvalConfig, digest: str | None = None) -> dict
         "assets",
         "checkpoint",
     }
-    # evaluations of earlier versions have no server among their conditions, and stay comparable
+    # evaluations of earlier versions have no server and no delay among their conditions, and stay
+    # comparable
     if not is_server_address(config.checkpoint_folder):
         names.remove("server")
+    if config.real_time == RealTimeConfig():
+        names.remove("real_time")
     if digest is None:
         digest = compute_digest(config.list_files(config.checkpoint_folder))
     return {

@@ -12,6 +12,7 @@ engines           `ActionEngine` and `ChatEngine`: the two kinds of engine that 
 policies          the policy that one episode gets of an engine, or of a team of them
 groups            `GroupSource`: an endless, shuffled, resumable source of starts
 staleness         `StalenessPolicy`: when a group may begin, and which one an update takes
+real_time         the agent whose world goes on while the policy decides
 episode_runner    `EpisodeRunner`: runs an episode, here (`LocalEpisodeRunner`) or on other hosts
 episode_tasks     the asyncio tasks in which episodes run
 episode_records   where each episode is that was dispatched and has not left yet
@@ -54,6 +55,10 @@ from vla_rl.rollout.policies import (
     DecisionCounts as DecisionCounts,
     EngineTeam as EngineTeam,
     EpisodePolicy as EpisodePolicy,
+)
+from vla_rl.rollout.real_time import (
+    RealTimeConfig as RealTimeConfig,
+    make_real_time_agent as make_real_time_agent,
 )
 from vla_rl.rollout.scheduler import EpisodeScheduler as EpisodeScheduler
 from vla_rl.rollout.staleness import SchedulerConfig as SchedulerConfig

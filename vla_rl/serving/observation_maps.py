@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation
+from vla_rl.types.observation import DELAY_KEY, PLANNED_KEY
 
 PUBLISHED_MAPS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "libero": (
@@ -45,7 +46,7 @@ PUBLISHED_MAPS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 }
 """Entries that openpi's examples for these robots send, and our names for them."""
 
-Kind: TypeAlias = Literal["image", "vector", "text"]
+Kind: TypeAlias = Literal["image", "vector", "text", "rows", "number"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +59,20 @@ class Entry:
 
     kind: Kind
     size: int = 0
-    """Numbers of a vector; 0: any."""
+    """Numbers of a vector, or of each row; 0: any."""
+
+    is_optional: bool = False
+    """Whether an observation may lack it."""
 
     def __str__(self) -> str:
-        if self.kind == "image":
-            return "image uint8 [height, width, 3]"
-        return "text" if self.kind == "text" else f"float32 [{self.size}]"
+        words = {
+            "image": "image uint8 [height, width, 3]",
+            "vector": f"float32 [{self.size}]",
+            "text": "text",
+            "rows": f"float32 [rows, {self.size}]",
+            "number": "a whole number",
+        }
+        return words[self.kind] + (" (optional)" if self.is_optional else "")
 
 
 class BadObservation(ValueError):
@@ -81,6 +90,14 @@ def find_entries(example: Observation) -> dict[str, Entry]:
         elif isinstance(value, np.ndarray) and value.ndim == 1:
             found[name] = Entry("vector", len(value))
     return found
+
+
+def list_plan_entries(action_size: int) -> dict[str, Entry]:
+    """Return the entries of a robot's plan, for policies that continue it (`vla_rl.types.with_plan`)."""
+    return {
+        PLANNED_KEY: Entry("rows", action_size, is_optional=True),
+        DELAY_KEY: Entry("number", is_optional=True),
+    }
 
 
 def read_map(options: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -151,6 +168,8 @@ class ObservationReader:
         observation: Observation = {}
         for name, entry in self._entries.items():
             if name not in given:
+                if entry.is_optional:
+                    continue
                 names = " or ".join(map(repr, self._sources(name)))
                 problems.append(f"{names} is missing, expected {entry}")
                 continue
@@ -176,7 +195,28 @@ def _read_entry(entry: Entry, given: Sequence[tuple[str, Any]]) -> Any:
             f"{' and '.join(repr(source) for source, _ in given)} are the same entry, expected one"
         )
     source, value = given[0]
+    if entry.kind == "rows":
+        return _read_rows(entry, source, value)
+    if entry.kind == "number":
+        return _read_number(entry, source, value)
     return _read_text(source, value) if entry.kind == "text" else _read_image(source, value)
+
+
+def _read_rows(entry: Entry, source: str, value: Any) -> np.ndarray:
+    is_rows = isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind in "fiu"
+    if not is_rows or value.shape[1] != entry.size or not np.isfinite(value).all():
+        raise BadObservation(f"{source!r} is {_describe(value)}, expected finite {entry}")
+    rows: np.ndarray = value.astype(np.float32)
+    return rows
+
+
+def _read_number(entry: Entry, source: str, value: Any) -> int:
+    number = (
+        value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    )
+    if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 != 0:
+        raise BadObservation(f"{source!r} is {_describe(value)}, expected {entry}")
+    return int(number)
 
 
 def _read_text(source: str, value: Any) -> str:

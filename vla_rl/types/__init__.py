@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         get_images as get_images,
         make_conversation_observation as make_conversation_observation,
         with_drawn as with_drawn,
+        with_plan as with_plan,
     )
     from vla_rl.types.trajectory import (
         MAX_LOG_PROB as MAX_LOG_PROB,

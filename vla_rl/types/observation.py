@@ -17,7 +17,8 @@ An array may lie in memory of another process, an image cache:
 
 A process of that host reads it by its path. The memory ends with the process that holds it.
 
-A learner that scores a decision adds what the policy drew for it as `drawn`, a dict of arrays (`with_drawn`).
+A learner that scores a decision adds what the policy drew for it as `drawn`, a dict of arrays (`with_drawn`). A robot
+that moves while a flow policy decides adds the rest of its plan (`with_plan`).
 """
 
 import math
@@ -82,6 +83,32 @@ def with_drawn(observation: Observation, drawn: Mapping[str, Any] | None) -> Obs
             "drew; rename it in the environment"
         )
     return {**observation, DRAWN_KEY: dict(drawn)}
+
+
+PLANNED_KEY: Final = "planned_actions"
+"""Key of the rows of the previous chunk that a robot has not run yet, float32 [R, D], from now on."""
+
+DELAY_KEY: Final = "delay"
+"""Key of the number of these rows that run while the policy decides."""
+
+
+def with_plan(observation: Observation, planned: np.ndarray, delay: int) -> Observation:
+    """Return what a flow policy is given to continue a plan.
+
+    Args:
+        observation: what the robot sees now.
+        planned: float32 [R, D], the rows of the previous chunk from now on, in the environment's units.
+        delay: control steps that pass while the policy decides, at most R.
+
+    Raises: ValueError if the environment has an observation of one of the keys.
+    """
+    for key in (PLANNED_KEY, DELAY_KEY):
+        if key in observation:
+            raise ValueError(
+                f"the environment's observation has the key {key!r}, which is kept for a robot's plan; rename "
+                "it in the environment"
+            )
+    return {**observation, PLANNED_KEY: planned, DELAY_KEY: delay}
 
 
 KEY_BYTES: Final = 8

@@ -28,8 +28,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "flow_policies.md").read_text(encod
 
 
 def read_commands() -> list[list[str]]:
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line.partition("  #")[0] for line in block.splitlines()]
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+    lines = [line.partition("  #")[0] for line in blocks.splitlines()]
     return [shlex.split(line)[1:] for line in lines]
 
 
@@ -40,13 +40,20 @@ def test_every_command_names_a_recipe_and_options_that_exist() -> None:
         "sft_flow",
         "ppo_libero",
         "grpo_libero",
+        "eval_libero",
+        "eval_libero",
     ]
+    delays = []
     for name, *arguments in commands:
         assert import_module(f"vla_rl.recipes.{name}").main
         if name in TRAINING:
             config: Any = parse_command(TrainingLaunch, TRAINING[name], "", arguments).config
             assert config.policy_format.flow_steps == 4
             assert config.temperature == 1.0
+        if name == "eval_libero":
+            delays.append(parse_command(EvalLaunch, EvalLiberoConfig, "", arguments).config)
+    assert [each.real_time.delay for each in delays] == [0, 2, 2]
+    assert [each.real_time.continues_plan for each in delays] == [True, True, False]
 
 
 def test_every_option_of_the_table_is_taken() -> None:
@@ -61,7 +68,7 @@ def test_every_option_of_the_table_is_taken() -> None:
 def test_the_program_loads_describes_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    program, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     pi_folders.write_lerobot(tmp_path / "my_policy", "pi0")
     (tmp_path / "program.py").write_text(f"from pathlib import Path\n{program}")
     monkeypatch.chdir(tmp_path)

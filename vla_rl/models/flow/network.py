@@ -41,6 +41,8 @@ class FlowInputs:
         end: float32 [N, T], the counted part of the chain's end.
         noise: float32 [N, M, H, P], the M draws of noise that imitation uses; None: drawn.
         time: float32 [N, M], the times of those draws.
+        planned: float32 [N, H, P], the plans that chunks continue; None if no decision has one.
+        plan_weight: float32 [N, H, P], how strongly; 0 without a plan.
         known: prefixes that need not be computed. Then `images` to `state` have a row for each of the
             other observations alone, which may be none.
         plain: the same observations without a label in the prompt, for guidance; None: no guidance.
@@ -58,6 +60,8 @@ class FlowInputs:
     end: Tensor | None = None
     noise: Tensor | None = None
     time: Tensor | None = None
+    planned: Tensor | None = None
+    plan_weight: Tensor | None = None
     known: "KnownPrefixes | None" = None
     plain: "FlowInputs | None" = None
 

@@ -9,7 +9,8 @@ The "tokens" of a decision are float32 numbers: the executed rows of the state a
 in the robot's dimensions (Flow-SDE with one stochastic step: RLinf, arXiv:2510.25889). Their log-probs
 are the densities of that transition. The other rows and the padded dimensions influence them through
 attention and are not counted, as in RLinf. A greedy decision follows the deterministic chain from the
-noise of its own seed; it has no density, and nothing is learnt from it.
+noise of its own seed; it has no density, and nothing is learnt from it. Nor has one that continues the
+plan of a moving robot (`real_time`).
 """
 
 import copy
@@ -31,12 +32,14 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.families import find_family
 from vla_rl.models.flow.advantage_prompt import predict_velocity
 from vla_rl.models.flow.config import FlowPolicyConfig, FlowSampling
+from vla_rl.models.flow.decision_inputs import add_plans, add_stored_steps, check_stored_step
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.inputs import prepare_inputs
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
-from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
+from vla_rl.models.flow.real_time import continue_plans
+from vla_rl.models.flow.sampler import Chain, Draws, run_chain, scale_noise
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
@@ -59,6 +62,9 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     Raises: ConfigError if the robot's action is wider than the network's, or more rows are to be executed
     than there are.
     """
+
+    follows_plans = True
+    """It continues the plan of a moving robot, if an observation has one (`with_plan`)."""
 
     def __init__(
         self,
@@ -192,54 +198,36 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         Raises: ValueError for what is missing or impossible.
         """
-        if drawn is None or not {"state_before", "step"} <= set(drawn):
-            raise ValueError(
-                "`drawn` has no state_before and step, expected both: the decision is of another family, or "
-                "was recorded by a version that did not store them; record it anew"
-            )
-        shape, given = (
-            (self._network.horizon, self._network.action_dim),
-            drawn["state_before"].shape,
-        )
-        if given != shape:
-            raise ValueError(
-                f"`drawn` has a state_before {list(given)}, expected {list(shape)}; the decision is of "
-                "another policy"
-            )
-        step, limit = int(drawn["step"]), self._schedule.num_kept
-        if not 0 <= step < limit:
-            raise ValueError(
-                f"`drawn` has step {step}, expected 0 to {limit - 1}: a greedy decision (-1) has no density, "
-                "and another number belongs to a chain of other num_steps"
-            )
+        check_stored_step(drawn, self._chunk_shape, self._schedule.num_kept)
 
     def prepare(self, observations: Sequence[Observation]) -> FlowInputs:
         """Prepare observations, on the network's device; equal ones once if that halves their number.
 
         Raises: ValueError for observations that do not suit the policy, or if only some have `drawn`.
         """
-        drawn = [each[DRAWN_KEY] for each in observations if DRAWN_KEY in each]
-        if drawn and len(drawn) < len(observations):
-            raise ValueError(
-                f"{len(drawn)} of {len(observations)} observations have {DRAWN_KEY!r}, expected all or none"
-            )
         guidance, device = self.config.sampling.advantage_guidance, self._device
         inputs = prepare_inputs(self._processor, self._prefixes, observations, guidance, device)
-        columns = {name: np.stack([each[name] for each in drawn]) for name in (drawn or [{}])[0]}
-        names = ("state_before", "step", "velocity", "end", "noise", "time")
-        given: dict[str, Any] = {
-            name: to_device(torch.from_numpy(columns[name]), device)
-            for name in names
-            if name in columns
-        }
-        return replace(inputs, **given)
+        inputs = add_stored_steps(inputs, observations, device)
+        return add_plans(inputs, observations, self._processor, self._chunk_shape, device)
 
     def sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
-        """Run a chain for each decision; greedy ones are deterministic.
+        """Run a chain for each decision; greedy ones, and those that continue a plan, are deterministic.
 
         The temperature multiplies the standard deviation of the stochastic step.
         """
-        return self.choose(self.read(batch), samplings)
+        planned, weight = batch.planned, batch.plan_weight
+        if planned is None or weight is None:
+            return self.choose(self.read(batch), samplings)
+        temperatures, _ = sampling_columns(samplings, self._device)
+        draws = Draws.from_seeds(samplings, self._chunk_shape, self._schedule).to(self._device)
+        # an engine acts in inference mode, whose tensors have no gradient by the state
+        with torch.inference_mode(False), torch.no_grad():
+            velocity = partial(self._velocity, self.read(batch))
+            run_plain = partial(run_chain, velocity, draws, self._schedule, temperatures)
+            chain, step = continue_plans(
+                run_plain, velocity, draws, self._schedule, planned, weight
+            )
+            return self._report(chain, step)
 
     def read(self, batch: FlowInputs) -> Prefix:
         """Read each different observation once; return a row for each decision."""
@@ -255,17 +243,19 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """
         temperatures, _ = sampling_columns(samplings, self._device)
         if noise is None:
-            shape = (self._network.horizon, self._network.action_dim)
-            draws = Draws.from_seeds(samplings, shape, self._schedule).to(self._device)
+            draws = Draws.from_seeds(samplings, self._chunk_shape, self._schedule).to(self._device)
         else:
             draws = Draws.deterministic(noise)
-
         chain = run_chain(partial(self._velocity, prefix), draws, self._schedule, temperatures)
+        return self._report(chain, draws.step)
+
+    def _report(self, chain: Chain, step: Tensor) -> SampledTokens:
+        """Return what an engine is given of finished chains, and the stochastic step of each."""
         density = log_density(chain.next_state, chain.transition)
         end = self._count(chain.chunk)
         drawn = {
             "state_before": chain.state_before,
-            "step": draws.step,
+            "step": step,
             "velocity": self._count(chain.velocity),
             "end": end,
         }
@@ -364,6 +354,10 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def _with(self, network: Any, sampling: FlowSampling) -> "FlowPolicy":
         executed = self.config.chunk_size
         return FlowPolicy(network, self._processor, self._layout, sampling, executed)
+
+    @property
+    def _chunk_shape(self) -> tuple[int, int]:
+        return self._network.horizon, self._network.action_dim
 
     def _velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
         return predict_velocity(
