@@ -217,6 +217,7 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
                               (`vla_rl.types.with_plan`)
         example_observation   called with a seed; returns an observation that it can act on and score,
                               `drawn` included, for estimates of a run's memory
+        example_tokens        returns tokens of one decision, [1, T], if `encode` cannot make any
     """
 
     def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> SampledTokens:

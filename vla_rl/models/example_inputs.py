@@ -51,10 +51,13 @@ def example_row(model: Any) -> ExampleRow | None:
     observation = example_observation(model)
     if observation is None:
         return None
+    batch, own = model.prepare([observation]), getattr(model, "example_tokens", None)
+    if own is not None:
+        return ExampleRow(batch, own())
     config = model.config
     # An estimate needs tokens of the right shape; what they mean does not matter.
     idle = np.zeros((1, config.chunk_size, config.action_dim), np.float32)
-    return ExampleRow(model.prepare([observation]), torch.from_numpy(model.encode(idle)))
+    return ExampleRow(batch, torch.from_numpy(model.encode(idle)))
 
 
 def example_observation(model: Any, seed: int = 0) -> Observation | None:

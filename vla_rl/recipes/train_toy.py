@@ -11,7 +11,6 @@ sees images of the reaching task (`--config reach_ppo`).
 import itertools
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import gymnasium
@@ -42,8 +41,8 @@ from vla_rl.types import (
 )
 
 if TYPE_CHECKING:
-    from vla_rl.models.flow.policy import FlowPolicy
     from vla_rl.models.mlp import MlpPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 REACH = "vla_rl/toy_reach-v0"
@@ -99,8 +98,8 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     units from -1 to 1."""
 
     policy: str | None = None
-    """Folder of a flow policy that training starts from, such as `sft_toy` writes, for the reaching task.
-    None: an MLP with random weights."""
+    """Folder of a policy that training starts from, such as `sft_toy` writes, or a head over one, for the
+    reaching task. None: an MLP with random weights."""
 
     num_starts: PositiveInt = 64
     """Number of different seeds that episodes start from."""
@@ -206,16 +205,16 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
     ]
 
 
-def start_policy(config: TrainToyConfig) -> "FlowPolicy | MlpPolicy":
-    """Load the flow policy that the configuration names, or create an MLP.
+def start_policy(config: TrainToyConfig) -> "RobotPolicy | MlpPolicy":
+    """Load the policy that the configuration names, or create an MLP.
 
     Raises: ConfigError, CheckpointError.
     """
     if config.policy is None:
         return new_policy(config)
-    from vla_rl.models.flow.small_folder import load_small_flow
+    from vla_rl.models.loading import CheckpointFormat, load_policy
 
-    return load_small_flow(Path(config.policy))
+    return load_policy(config.policy, CheckpointFormat(), "cpu")
 
 
 def new_policy(config: TrainToyConfig) -> "MlpPolicy":

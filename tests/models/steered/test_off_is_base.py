@@ -70,7 +70,7 @@ def test_the_quantiles_that_a_token_policy_drew_lead_to_the_same_tokens(family: 
 def test_the_noise_that_a_flow_drew_leads_to_the_same_chunk() -> None:
     # without padded dimensions, whose noise a head does not choose
     base = create_small_flow(msgspec.structs.replace(TINY, padded_dim=None), seed=0)
-    config = SteeringConfig(kind="noise", noise_rows=TINY.horizon)
+    config = SteeringConfig(kind="noise", repeats_noise=False)
     policy = SteeredPolicy.create(base, config, seed=0)
     policy.steer(False)
     samplings = [Sampling(seed=seed, greedy=True) for seed in range(3)]
@@ -86,7 +86,7 @@ def test_the_noise_that_a_flow_drew_leads_to_the_same_chunk() -> None:
 def test_padded_dimensions_and_later_rows_repeat_the_noise_that_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = make_steered("flow", "noise", noise_rows=2)
+    policy = make_steered("flow", "noise")
     given: list[torch.Tensor] = []
     flow = policy.base.policy
     choose = flow.choose
@@ -96,12 +96,25 @@ def test_padded_dimensions_and_later_rows_repeat_the_noise_that_is_chosen(
         return choose(read, samplings, noise)
 
     monkeypatch.setattr(flow, "choose", record)
+    first, second = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     with torch.inference_mode():
-        sampled = policy.sample(policy.prepare([BASES["flow"].observe(0)]), [Sampling(seed=1)])
-    first, second = sampled.tokens[0, :3], sampled.tokens[0, 3:]
+        read = policy.base.read(policy.prepare([BASES["flow"].observe(0)]).observed)
+        policy.base.choose_from_noise(read, torch.stack([first, second])[None], [Sampling()])
     rows = [torch.cat([row, row[:2]]) for row in (first, second, second, second)]
     assert torch.equal(given[0][0], torch.stack(rows))
-    assert sampled.tokens.abs().max() <= 1.0
+
+
+def test_a_head_chooses_the_noise_of_one_control_step_and_the_others_repeat_it() -> None:
+    policy = make_steered("flow", "noise", limit=1.5, std=0.5)
+    assert policy.network.num_free == 3
+    with torch.inference_mode():
+        batch = policy.prepare([BASES["flow"].observe(seed) for seed in range(2)])
+        sampled = policy.sample(batch, [Sampling(seed=seed) for seed in range(2)])
+    steps = sampled.tokens.view(2, 4, 3)
+    assert torch.equal(steps, steps[:, :1].expand(2, 4, 3))
+    assert 0.0 < steps.abs().max() <= 1.5
+    assert (sampled.log_probs[:, :3] != 0.0).all()
+    assert (sampled.log_probs[:, 3:] == 0.0).all()
 
 
 def test_a_new_residual_head_corrects_nothing() -> None:

@@ -64,7 +64,7 @@ class TestOverFlow(OfHeads):
 class TestNoise(OfSteering):
     family = "flow"
     kind = "noise"
-    settings: ClassVar = {"noise_rows": 2, "limit": 2.0, "learns_std": True, "std": 1.0}
+    settings: ClassVar = {"repeats_noise": False, "limit": 2.0, "learns_std": True, "std": 1.0}
 
 
 class TestTokens(OfSteering):
@@ -167,7 +167,6 @@ def test_the_base_is_frozen_and_shared_by_copies() -> None:
     [
         ({"kind": "noise"}, "oft_l1", "starts from no noise; take a flow policy"),
         ({"kind": "tokens"}, "flow", "no distributions of tokens"),
-        ({"kind": "noise", "noise_rows": 5}, "flow", "noise_rows is 5, expected at most 4"),
         ({"scale": (0.5, 0.5, 0.5)}, "mlp", "scale has 3 numbers, expected 1, or 2"),
         ({"features": "rows"}, "flow", "features is 'rows', but a FlowPolicy has one vector"),
         ({"reference_by_mean": True}, "oft_l1", "reference_by_mean is set"),

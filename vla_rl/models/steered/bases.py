@@ -67,6 +67,11 @@ class FrozenBase(abc.ABC, Generic[PolicyT, BatchT, ReadT]):
         return self.policy.config.action_dim
 
     @property
+    def action_size(self) -> int:
+        """Numbers of a chunk, A = C * D."""
+        return self.chunk_size * self.action_dim
+
+    @property
     def num_features(self) -> int:
         """Width of `features`, Z."""
         return self.policy.feature_size * self.feature_rows
@@ -322,7 +327,7 @@ class FlowBase(FrozenBase[FlowPolicy, FlowInputs, Prefix]):
 
         Args:
             read: the observations.
-            noise: float32 [N, R, D], first noise of the first R rows in the robot's dimensions. Later rows repeat
+            noise: float32 [N, C, D], first noise of the executed rows in the robot's dimensions. Later rows repeat
                 the last one; padded dimensions repeat the D numbers, so that nothing depends on noise that was
                 not chosen.
             samplings: one for each row.
@@ -334,12 +339,12 @@ class FlowBase(FrozenBase[FlowPolicy, FlowInputs, Prefix]):
         assert chunk is not None
         return chunk
 
-    def draw_noise(self, samplings: Sequence[Sampling], num_rows: int) -> Tensor:
-        """Return the first noise that the base draws on its own, float32 [N, num_rows, D]."""
+    def draw_noise(self, samplings: Sequence[Sampling]) -> Tensor:
+        """Return the first noise of the executed rows that the base draws on its own, float32 [N, C, D]."""
         network: Any = self.policy.network
         schedule = self.policy.config.sampling.schedule
         draws = Draws.from_seeds(samplings, (network.horizon, network.action_dim), schedule)
-        return to_device(draws.noise[:, :num_rows, : self.action_dim], self.device)
+        return to_device(draws.noise[:, : self.chunk_size, : self.action_dim], self.device)
 
     def numbers(self, sampled: SampledTokens) -> Tensor:
         """Return the end of the chain."""

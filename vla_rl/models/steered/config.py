@@ -43,14 +43,15 @@ class SteeringConfig(Config, frozen=True, kw_only=True):
     """Whether the standard deviation is an output of the head, as SAC needs it."""
 
     shares_noise: bool = False
-    """Whether the control steps of a chunk share their exploration noise, which moves further than
-    independent noise; its density is then counted as if they did not."""
+    """Whether the control steps of a chunk share their exploration noise, which moves further than independent
+    noise. Its density is that of the first control step, so losses of a ratio learn nothing of the others."""
 
     limit: PositiveFloat = 1.0
     """Largest magnitude of a number that steers (noise, tokens): 1.0 on LIBERO, 2.0 to 2.5 on robots."""
 
-    noise_rows: PositiveInt = 1
-    """Rows of a flow's first noise that the head chooses; later rows of the chunk repeat the last one."""
+    repeats_noise: bool = True
+    """Whether a head that steers noise chooses that of one control step, which all others of the chunk repeat, as
+    in DSRL. False: noise of its own for each executed control step."""
 
     features: Literal["mean", "rows"] = "mean"
     """Features of the base. mean: its own, one vector for each observation. rows: one vector for each control
@@ -66,7 +67,7 @@ class SteeringConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         unused = ("scale", "corrects_reference") if self.steers else ("limit",)
         if self.kind != "noise":
-            unused = (*unused, "noise_rows")
+            unused = (*unused, "repeats_noise")
         for name in unused:
             # An option that nothing reads would leave its user believing that it holds.
             is_default = getattr(self, name) == _DEFAULTS[name]
@@ -75,12 +76,22 @@ class SteeringConfig(Config, frozen=True, kw_only=True):
             )
 
     @property
+    def is_one_step_repeated(self) -> bool:
+        """Whether the head chooses numbers of one control step, which the others repeat."""
+        return self.kind == "noise" and self.repeats_noise
+
+    @property
     def steers(self) -> bool:
         """Whether the action steers the base's own choice instead of being the chunk."""
         return self.kind != "residual"
 
 
-_DEFAULTS: Final = {"scale": (0.5,), "corrects_reference": True, "limit": 1.0, "noise_rows": 1}
+_DEFAULTS: Final = {
+    "scale": (0.5,),
+    "corrects_reference": True,
+    "limit": 1.0,
+    "repeats_noise": True,
+}
 
 
 class BaseSource(Config, frozen=True, kw_only=True):
@@ -103,6 +114,7 @@ class SteeredConfig:
         chunk_size: control steps of a decision.
         action_dim: numbers of one control step.
         steering: settings of the head.
+        base_digest: SHA-256 of the base; two policies of equal configurations are over one base.
     """
 
     cameras: tuple[str, ...]
@@ -110,3 +122,4 @@ class SteeredConfig:
     chunk_size: int
     action_dim: int
     steering: SteeringConfig
+    base_digest: str

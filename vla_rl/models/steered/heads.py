@@ -67,13 +67,14 @@ class SteeringHead(nn.Module):
         widths = (num_inputs, *config.hidden)
         layers = [nn.Linear(width, next_width) for width, next_width in itertools.pairwise(widths)]
         self.body = nn.Sequential(*(module for layer in layers for module in (layer, nn.ReLU())))
-        self.mean = nn.Linear(widths[-1], sizes.action)
+        num_chosen = sizes.action_dim if config.is_one_step_repeated else sizes.action
+        self.mean = nn.Linear(widths[-1], num_chosen)
         nn.init.zeros_(self.mean.bias)
         if config.steers:
             nn.init.orthogonal_(self.mean.weight, STEERING_GAIN)
         else:
             nn.init.zeros_(self.mean.weight)
-        self.log_std = nn.Linear(widths[-1], sizes.action) if config.learns_std else None
+        self.log_std = nn.Linear(widths[-1], num_chosen) if config.learns_std else None
         if self.log_std is not None:
             nn.init.zeros_(self.log_std.weight)
             nn.init.constant_(self.log_std.bias, math.log(config.std))
@@ -85,6 +86,11 @@ class SteeringHead(nn.Module):
     def limit(self) -> float | None:
         """Largest magnitude of an action; None if the head's action is the chunk itself."""
         return self.config.limit if self.config.steers else None
+
+    @property
+    def _num_shared(self) -> int | None:
+        is_shared = self.config.shares_noise or self.config.is_one_step_repeated
+        return self.sizes.action_dim if is_shared else None
 
     def forward(
         self, features: Tensor, proprio: Tensor, reference: Tensor
@@ -100,7 +106,8 @@ class SteeringHead(nn.Module):
         else:
             log_std = self.log_std(hidden).float().clamp(*LOG_STD_RANGE)
         if self.config.steers:
-            return raw, log_std
+            num_repeats = self.sizes.action // raw.shape[1]
+            return raw.repeat(1, num_repeats), log_std.repeat(1, num_repeats)
         change = self.get_buffer("scale") * torch.tanh(raw)
         return (reference + change if self.config.corrects_reference else change), log_std
 
@@ -109,7 +116,12 @@ class SteeringHead(nn.Module):
     ) -> SteeringDistribution:
         """Return the distribution of actions for features [N, Z], proprio [N, P], references [N, A]."""
         mean, log_std = self(features, proprio, reference)
-        return SteeringDistribution(mean, log_std, self.limit)
+        return SteeringDistribution(mean, log_std, self.limit, self._num_shared)
+
+    @property
+    def num_free(self) -> int:
+        """Numbers of an action that do not follow from others; minus it is SAC's usual target entropy."""
+        return self._num_shared or self.sizes.action
 
     def make_base_distribution(self, reference: Tensor) -> SteeringDistribution:
         """Return the distribution that decisions of a head that is off are recorded under.

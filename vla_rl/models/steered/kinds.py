@@ -22,11 +22,6 @@ from vla_rl.types import Sampling
 class Steering(Protocol):
     """One kind of action over one base."""
 
-    @property
-    def action_size(self) -> int:
-        """Numbers of an action, A."""
-        ...
-
     def refer(self, read: Any, samplings: Sequence[Sampling]) -> Tensor:
         """Return what the head is shown of the base's decision, float32 [N, A]; zeros if nothing."""
         ...
@@ -45,11 +40,6 @@ class ResidualSteering:
 
     def __init__(self, base: FrozenBase[Any, Any, Any], by_mean: bool) -> None:
         self._base, self._by_mean = base, by_mean
-
-    @property
-    def action_size(self) -> int:
-        """Numbers of a chunk."""
-        return self._base.chunk_size * self._base.action_dim
 
     def refer(self, read: Any, samplings: Sequence[Sampling]) -> Tensor:
         """Return the base's greedy chunk; that of a flow starts from the noise of the decision's seed."""
@@ -71,25 +61,20 @@ class ResidualSteering:
 class NoiseSteering:
     """The head chooses a flow's first noise (DSRL: Wagenmaker et al. 2025, arXiv:2506.15799)."""
 
-    def __init__(self, base: FlowBase, num_rows: int) -> None:
-        self._base, self._num_rows = base, num_rows
-
-    @property
-    def action_size(self) -> int:
-        """Numbers of the noise that is chosen."""
-        return self._num_rows * self._base.action_dim
+    def __init__(self, base: FlowBase) -> None:
+        self._base = base
 
     def refer(self, read: Any, samplings: Sequence[Sampling]) -> Tensor:
         """Return zeros: the base's chunk depends on the noise that is still to be chosen."""
-        return torch.zeros(len(samplings), self.action_size, device=self._base.device)
+        return torch.zeros(len(samplings), self._base.action_size, device=self._base.device)
 
     def express(self, read: Any, samplings: Sequence[Sampling], chosen: SampledTokens) -> Tensor:
-        """Return the first rows of the noise that the base drew."""
-        return self._base.draw_noise(samplings, self._num_rows).flatten(1)
+        """Return the executed rows of the noise that the base drew."""
+        return self._base.draw_noise(samplings).flatten(1)
 
     def apply(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         """Return the end of the chain from the chosen noise."""
-        noise = action.view(len(action), self._num_rows, self._base.action_dim)
+        noise = action.view(len(action), self._base.chunk_size, self._base.action_dim)
         return self._base.choose_from_noise(read, noise, samplings)
 
 
@@ -99,14 +84,9 @@ class TokenSteering:
     def __init__(self, base: TokenBase[Any, Any]) -> None:
         self._base = base
 
-    @property
-    def action_size(self) -> int:
-        """Tokens of a decision."""
-        return self._base.chunk_size * self._base.action_dim
-
     def refer(self, read: Any, samplings: Sequence[Sampling]) -> Tensor:
         """Return zeros: a head that steers does not read a reference."""
-        return torch.zeros(len(samplings), self.action_size, device=self._base.device)
+        return torch.zeros(len(samplings), self._base.action_size, device=self._base.device)
 
     def express(self, read: Any, samplings: Sequence[Sampling], chosen: SampledTokens) -> Tensor:
         """Return the standard normal numbers of the base's own draw."""
@@ -134,12 +114,7 @@ def make_steering(config: SteeringConfig, base: FrozenBase[Any, Any, Any]) -> St
             raise ConfigError(
                 f"kind is 'noise', but a {name} starts from no noise; take a flow policy"
             )
-        if config.noise_rows > base.policy.config.horizon:
-            raise ConfigError(
-                f"noise_rows is {config.noise_rows}, expected at most {base.policy.config.horizon}, the rows of "
-                "this policy's chunk"
-            )
-        return NoiseSteering(base, config.noise_rows)
+        return NoiseSteering(base)
     if not isinstance(base, TokenBase):
         raise ConfigError(
             f"kind is 'tokens', but a {name} has no distributions of tokens; take OpenVLA-OFT with tokens or an "

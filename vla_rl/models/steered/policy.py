@@ -78,6 +78,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
             chunk_size=base.chunk_size,
             action_dim=base.action_dim,
             steering=config,
+            base_digest=base.digest,
         )
 
     @classmethod
@@ -105,7 +106,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         sizes = HeadSizes(
             features=base.num_features,
             proprio=config.proprio_size,
-            action=make_steering(config, base).action_size,
+            action=base.action_size,
             action_dim=base.action_dim,
         )
         with torch.random.fork_rng():
@@ -190,6 +191,10 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         }
         return {**observed, DRAWN_KEY: drawn}
 
+    def example_tokens(self) -> Tensor:
+        """Return an action of zeros, float32 [1, A], for the same estimates."""
+        return torch.zeros(1, self._network.sizes.action)
+
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
         """Check what a decision has drawn, before it is scored.
 
@@ -227,7 +232,8 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         temperatures, is_greedy = sampling_columns(samplings, self._device)
         distribution = self._distribution(seen).tempered(temperatures)
         if self.is_steering:
-            explored = distribution.sample(self._draw_noise(samplings))
+            noise = to_device(draw_noise(samplings, self._network.sizes.action), self._device)
+            explored = distribution.sample(noise)
             action = torch.where(is_greedy[:, None], distribution.mode, explored)
             chunk = self._steering.apply(seen.read, action, samplings)
         else:
@@ -335,13 +341,6 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
         if self.is_steering:
             return self._network.distribution(seen.features, seen.proprio, seen.reference)
         return self._network.make_base_distribution(seen.reference)
-
-    def _draw_noise(self, samplings: Sequence[Sampling]) -> Tensor:
-        """Draw standard normal numbers float32 [N, A]; they repeat if control steps share them."""
-        size, dim = self._network.sizes.action, self.config.action_dim
-        num_drawn = dim if self.config.steering.shares_noise else size
-        noise = draw_noise(samplings, num_drawn).repeat(1, size // num_drawn)
-        return to_device(noise, self._device)
 
     def _stack(self, rows: Sequence[np.ndarray]) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows).astype(np.float32)), self._device)
