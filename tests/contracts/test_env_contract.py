@@ -175,7 +175,9 @@ def test_every_id_runs_the_same_episode_however_its_processes_are_started(env_id
 def small(env_id: str) -> dict[str, Any]:
     """The keywords with which an environment of any id is small."""
     suite = {"suite": f"{env_id[7:-3]}_mt10" if "metaworld" in env_id else "libero_goal"}
-    named = suite if env_id in ("vla_rl/libero-v0", "vla_rl/metaworld-v0") else {}
+    named: dict[str, Any] = suite if env_id in ("vla_rl/libero-v0", "vla_rl/metaworld-v0") else {}
+    if env_id == "vla_rl/libero_request-v0":
+        named = {"request": "turn on the stove", "goals": ["turnon flat_stove_1"]}
     for family, spec in (("metaworld", METAWORLD), ("libero", LIBERO)):
         if family in env_id:
             placeholders = {"assets": "stand-ins"} if spec is LIBERO else {}
@@ -232,6 +234,7 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
         FAULTLESS.id,
         *(spec.id for spec in (DRIVING, WAYPOINTS, DRIVING_CONTROL)),
         "vla_rl/libero-v0",
+        "vla_rl/libero_request-v0",
         "vla_rl/metaworld-v0",
         *suites,
     }

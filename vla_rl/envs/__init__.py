@@ -66,6 +66,7 @@ for _action in ("waypoints", "control"):
 _register("vla_rl/navsim-v0", "vla_rl.envs.navsim.env:NavsimEnv")
 _register("vla_rl/bench2drive-v0", "vla_rl.envs.bench2drive.env:Bench2DriveEnv")
 _register("vla_rl/libero-v0", "vla_rl.envs.libero.env:LiberoEnv")
+_register("vla_rl/libero_request-v0", "vla_rl.envs.libero.request_env:LiberoRequestEnv")
 for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
     _register(

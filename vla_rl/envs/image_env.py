@@ -176,20 +176,24 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray], Generic[SceneT]):
             raise RuntimeError(f"step was called, but {state}; call reset first.")
         shape = self.action_space.shape
         assert shape is not None
-        is_success = self.scene.run_control_step(_check_action(action, shape))
+        is_goal_reached = self.scene.run_control_step(_check_action(action, shape))
         self._num_steps += 1
-        self._is_success = is_success
+        reward, self._is_success, terminated = self._evaluate_step(is_goal_reached)
         # A task that is solved at its last step is terminated: learners bootstrap from the value of
         # a truncated state, and a solved task has no reward left.
-        truncated = not is_success and self._num_steps >= self.step_limit
-        self._is_over = is_success or truncated
+        truncated = not terminated and self._num_steps >= self.step_limit
+        self._is_over = terminated or truncated
         self._images_are_new = False
         # Drawing takes most of a control step: 58 ms an image of LIBERO's own assets, against 10 ms
         # of physics. Images inside a chunk are not used. The last one is always drawn, because
         # videos and rewards end with it.
         if self.render_every_step or self._is_over:
             self._draw()
-        return self._observation(), float(is_success), is_success, truncated, self._info()
+        return self._observation(), reward, terminated, truncated, self._info()
+
+    def _evaluate_step(self, is_goal_reached: bool) -> tuple[float, bool, bool]:
+        """Return the reward of a control step, whether the task is solved now, and whether it has ended."""
+        return float(is_goal_reached), is_goal_reached, is_goal_reached
 
     def render(self) -> np.ndarray | None:
         """Return the image `render_key` of the last step, uint8 [S, S, 3].

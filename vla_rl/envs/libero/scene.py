@@ -18,7 +18,7 @@ thirty pairs of small images. Other scenes are freed with their environment.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
@@ -155,6 +155,13 @@ class Scene:
         """
         self._stepper.run_control_step(action, self._physics)
         return self._is_goal_reached()
+
+    def holds(self, predicate: Sequence[str]) -> bool:
+        """Return whether a predicate holds now, such as ["on", "plate_1", "flat_stove_1_cook_region"].
+
+        LIBERO's own code evaluates it. Raises: KeyError for a name that is not in the scene.
+        """
+        return bool(self._env._eval_predicate(list(predicate)))
 
     def get_state(self) -> dict[str, Any]:
         """Return all state that a later step depends on, as plain arrays and numbers."""

@@ -83,7 +83,7 @@ def check_goal_file(path: Path, predicates: Collection[str]) -> None:
     sections = {group.name: group for group in _read_sections(path)}
     if missing := [name for name in _REQUIRED_SECTIONS if name not in sections]:
         raise ValueError(f"{path} has no `({missing[0]} ...)`, expected one in each goal file.")
-    known = _read_names(path)
+    known = read_names(path)
     for state in _read_goal(path, sections[":goal"]):
         name, arguments = state.name, [each for each in state[1:] if isinstance(each, str)]
         if name not in predicates:
@@ -124,8 +124,23 @@ def _read_goal(path: Path, section: GoalGroup) -> Iterator[GoalGroup]:
         yield state
 
 
-def _read_names(path: Path) -> set[str]:
-    """Return the names that a goal may use: LIBERO joins that of a region to that of its target."""
+def read_goals(path: Path) -> list[list[str]]:
+    """Return the predicates of a goal file, each its name and what it is about, in lower case.
+
+    Raises: FileNotFoundError; ValueError naming the file and the line.
+    """
+    sections = {group.name: group for group in _read_sections(path)}
+    if ":goal" not in sections:
+        raise ValueError(f"{path} has no `(:goal ...)`, expected one in each goal file.")
+    states = _read_goal(path, sections[":goal"])
+    return [[each.lower() for each in state if isinstance(each, str)] for state in states]
+
+
+def read_names(path: Path) -> set[str]:
+    """Return the names that a goal may use: LIBERO joins that of a region to that of its target.
+
+    Raises: as `read_goals`.
+    """
     names: set[str] = set()
     for section in _read_sections(path):
         if section.name in (":objects", ":fixtures"):

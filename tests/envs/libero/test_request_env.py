@@ -1,0 +1,126 @@
+"""A scene of LIBERO with a request of several goals: progress, order, what must not be, the scene in words."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.envs.libero.request_env import (
+    UNDONE_STEPS,
+    LiberoRequestEnv,
+    check_request,
+    name_in_words,
+)
+from vla_rl.envs.libero.tasks import find_task
+
+STOVE, DRAWER = "turnon flat_stove_1", "open wooden_cabinet_1_middle_region"
+IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+
+
+@pytest.fixture(scope="module")
+def make_env() -> Iterator[Any]:
+    """One scene for all requests, which a process prepares once."""
+    settings: dict[str, Any] = {"image_size": 32, "physics": "fast", "quality": "fast"}
+    LiberoRequestEnv.prepare("libero_goal", 0, image_size=32, quality="fast")
+    made: list[LiberoRequestEnv] = []
+
+    def make(**request: Any) -> LiberoRequestEnv:
+        while made:
+            made.pop().close()
+        made.append(LiberoRequestEnv("tidy up", **settings, **request))
+        made[0].reset(options={"init_state_id": 2})
+        return made[0]
+
+    yield make
+    made.pop().close()
+
+
+def set_joint(env: LiberoRequestEnv, name: str, value: float) -> None:
+    model, data = env.scene.model, env.scene.data
+    joint = next(j for j in range(model.njnt) if model.joint(j).name == name)
+    data.qpos[model.jnt_qposadr[joint]] = value
+    data.qvel[model.jnt_dofadr[joint]] = 0.0
+
+
+def turn_knob(env: LiberoRequestEnv, angle: float = 1.0) -> tuple[float, bool, dict[str, Any]]:
+    set_joint(env, "flat_stove_1_button", angle)
+    return _step(env)
+
+
+def pull_drawer(env: LiberoRequestEnv, out: float = -0.15) -> tuple[float, bool, dict[str, Any]]:
+    set_joint(env, "wooden_cabinet_1_middle_level", out)
+    return _step(env)
+
+
+def _step(env: LiberoRequestEnv) -> tuple[float, bool, dict[str, Any]]:
+    _, reward, terminated, _, info = env.step(IDLE)
+    return reward, terminated, info
+
+
+def test_each_goal_is_progress_and_success_does_not_end_the_episode(make_env: Any) -> None:
+    env = make_env(goals=[DRAWER, STOVE])
+    _, start = env.reset(options={"init_state_id": 2})
+    assert (start["request"], start["is_success"], start["scene"]) == ("tidy up", False, [])
+    assert "turn on the stove" in start["skills"]
+    assert len(start["skills"]) == 10
+    reward, _, info = turn_knob(env)
+    assert (reward, info["is_success"], info["goals"]) == (0.5, False, [False, True])
+    assert info["scene"] == ["The flat stove is on."]
+    reward, terminated, info = pull_drawer(env)
+    assert (reward, terminated, info["is_success"]) == (0.5, False, True)
+    assert info["scene"] == [
+        "The middle region of the wooden cabinet is open.", "The flat stove is on.",
+    ]  # fmt: skip
+    reward, _, info = turn_knob(env, 0.0)
+    assert (reward, info["is_success"]) == (-0.5, False)
+
+
+def test_in_an_order_the_later_goal_counts_only_after_the_earlier_one(make_env: Any) -> None:
+    env = make_env(goals=[STOVE, DRAWER], in_order=True)
+    assert pull_drawer(env)[0] == 0.0
+    reward, _, info = turn_knob(env)
+    assert (reward, info["is_success"]) == (0.5, False)  # the drawer was open before
+    assert pull_drawer(env, 0.0)[0] == 0.0
+    assert pull_drawer(env)[2]["is_success"] is False  # a drawer that bounces was not shut
+    pull_drawer(env, 0.0)
+    assert [_step(env)[0] for _ in range(UNDONE_STEPS)] == [0.0] * UNDONE_STEPS
+    reward, _, info = pull_drawer(env)
+    assert (reward, info["is_success"]) == (0.5, True)
+
+
+def test_what_is_forbidden_takes_progress_away_and_is_no_success(make_env: Any) -> None:
+    env = make_env(goals=[DRAWER], forbidden=[STOVE])
+    assert pull_drawer(env)[2]["is_success"]
+    reward, _, info = turn_knob(env)
+    assert (reward, info["is_success"]) == (-1.0, False)
+
+
+def test_a_state_continues_with_the_order_in_which_goals_came_true(make_env: Any) -> None:
+    env = make_env(goals=[STOVE, DRAWER], in_order=True)
+    pull_drawer(env)
+    saved = env.get_state()
+    turn_knob(env)
+    pull_drawer(env, 0.0)
+    env.set_state(saved)
+    assert turn_knob(env)[2]["is_success"] is False
+    with pytest.raises(ValueError, match="0 goals, expected 2: one of the same request"):
+        env.set_state({key: value for key, value in saved.items() if key != "came_true"})
+
+
+def test_a_request_whose_objects_are_not_in_the_scene_is_refused_without_the_simulator() -> None:
+    task = find_task("libero_goal", 0)
+    check_request(task, [STOVE, DRAWER], ["on plate_1 flat_stove_1_cook_region"])
+    with pytest.raises(
+        ValueError, match="names 'ketchup_1', which is not in the scene of libero_goal/0"
+    ):
+        check_request(task, ["on ketchup_1 plate_1"])
+    with pytest.raises(ValueError, match="'fly plate_1' is none of on with 2 names"):
+        check_request(task, ["fly plate_1"])
+    with pytest.raises(ValueError, match="has no goals"):
+        check_request(task, [])
+
+
+def test_names_of_objects_and_regions_are_words() -> None:
+    assert name_in_words("akita_black_bowl_1") == "akita black bowl"
+    assert name_in_words("wooden_cabinet_1_top_side") == "top side of the wooden cabinet"
