@@ -38,12 +38,17 @@ def folder(tmp_path: Path) -> str:
 
 
 def start(
-    folder: str, learner: LearnerConfig | None = None, train: Any = "all", **options: Any
+    folder: str,
+    learner: LearnerConfig | None = None,
+    train: Any = "all",
+    lora_rank: int | None = None,
+    **options: Any,
 ) -> Any:
     config = SrpoLiberoConfig(
         policy=folder,
         policy_format=CheckpointFormat(**options),
         train=train,
+        lora_rank=lora_rank,
         learner=learner or LearnerConfig(),
     )
     return starting_policy(config)
@@ -70,6 +75,14 @@ def test_the_expert_alone_may_be_trained(folder: str) -> None:
     assert any(name.startswith("stem.") for name in frozen)
     assert any(name.startswith("action_out.") for name in trained)
     assert not any(name.startswith(("stem.", "reader")) for name in trained)
+
+
+def test_adapters_may_be_trained_instead_of_the_weights(folder: str) -> None:
+    policy = start(folder, train="expert", lora_rank=2)
+    trained = {name for name, each in policy.network.named_parameters() if each.requires_grad}
+    assert any(".lora_A." in name for name in trained)
+    assert all(".lora_" in name or name.startswith(("action_", "time_")) for name in trained)
+    assert policy.has_frozen_prefix
 
 
 def test_without_noise_a_ratio_is_refused_before_anything_starts(folder: str) -> None:

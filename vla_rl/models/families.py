@@ -91,6 +91,11 @@ def has_tensors(*marks: str, without: Sequence[str] = ()) -> Callable[[Collectio
     return has_its_tensors
 
 
+def has_adapters(names: Collection[str]) -> bool:
+    """Return whether adapters of a flow policy are among the names of tensors."""
+    return any(name.startswith("lora/") for name in names)
+
+
 PI_EXPERT: Final = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj.weight"
 SMOLVLA_EXPERT: Final = "vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.weight"
 """Tensors of experts for actions, by which their families are known whatever prefix their names have."""
@@ -104,6 +109,14 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "mlp",
         has_tensors("body.0.weight", "body.0.bias", "head.weight", "head.bias"),
         "vla_rl.models.mlp:load_mlp",
+    ),
+    # before the families of the weights that it holds besides
+    PolicyFamily(
+        "adapted_flow",
+        has_adapters,
+        "vla_rl.models.flow.adapted_folder:load_adapted_flow",
+        reads=PI_OPTIONS,
+        config_types=frozenset({"vla_rl_flow", "pi0", "pi05", "smolvla"}),
     ),
     PolicyFamily(
         "small_flow",
@@ -162,7 +175,7 @@ def find_family(folder: Path) -> PolicyFamily | None:
     if family is not None:
         named = read_config_type(folder)
         others = {kind for each in FAMILIES if each is not family for kind in each.config_types}
-        if named in others:
+        if named in others - family.config_types:
             _log.warning(
                 "%s of %s says %s, but its tensors are those of %s: it is read as %s",
                 CONFIG_FILE, folder, named, family.name, family.name,

@@ -40,7 +40,12 @@ from vla_rl.evaluation.suites import (
 from vla_rl.models.families import require_method
 from vla_rl.models.loading import CheckpointFormat, compute_digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.recipes.trainable_policy import TrainedPart, choose_trained_part, require_trainable
+from vla_rl.recipes.trainable_policy import (
+    TrainedPart,
+    add_adapters,
+    choose_trained_part,
+    require_trainable,
+)
 from vla_rl.rollout import TaskStart
 from vla_rl.types import (
     EnvSpec,
@@ -117,8 +122,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     policy_format: CheckpointFormat = CheckpointFormat()
     train: TrainedPart = "all"
-    """Part of a flow policy that is trained: all, or the expert alone with the projections of state and
-    actions; what reads images and prompt is frozen then. Others are trained whole, or by adapters."""
+    """Part of a flow policy that is trained: all, or the expert alone with the projections of actions; what
+    the prefix reads (images, prompt, often the state) is frozen then. Others are trained whole, or by adapters."""
 
     lora_rank: PositiveInt | None = None
     """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
@@ -128,8 +133,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Scale of the adapters, which are weighted by alpha / rank."""
 
     lora_targets: Literal["hidden", "all-linear"] = "hidden"
-    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also
-    the output head and the patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
+    """Layers that get an adapter. hidden: every linear layer but the output head, of a flow policy's trained
+    part; all-linear: also the output head and the patch convolutions, as OpenVLA is fine-tuned."""
 
     recompute_activations: bool = False
     """Recompute the policy's activations in the backward pass instead of storing them: less memory,
@@ -295,8 +300,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
             rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
         )
         # a seed of the run: two runs with different seeds must not begin with the same adapters
-        adapted = require_method(policy, "adapted", "lora_rank")
-        policy = adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
+        policy = add_adapters(policy, lora, derive_seed(config.run.seed, "adapters"))
     if config.recompute_activations:
         require_method(policy, "recompute_activations", "recompute_activations")()
     if config.compile_blocks:

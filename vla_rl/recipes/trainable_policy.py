@@ -6,6 +6,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerConfig
 
 if TYPE_CHECKING:
+    from vla_rl.models.prismatic.config import LoraConfig
     from vla_rl.models.robot_policy import RobotPolicy
 
 TrainedPart: TypeAlias = Literal["all", "expert"]
@@ -25,6 +26,18 @@ def choose_trained_part(policy: Any, part: TrainedPart) -> None:
             "policies that are no flows"
         )
     choose_trained(policy.network, part, None, seed=0, freezes_prefix=True)
+
+
+def add_adapters(policy: Any, lora: "LoraConfig", seed: int) -> Any:
+    """Return a policy with new adapters on what is trained. Raises: ConfigError if its family has none."""
+    from vla_rl.models.families import require_method
+    from vla_rl.models.flow.policy import FlowPolicy
+
+    if isinstance(policy, FlowPolicy):
+        from vla_rl.models.flow.adapted_folder import adapt_flow
+
+        return adapt_flow(policy, lora, seed)
+    return require_method(policy, "adapted", "lora_rank")(lora, seed=seed)
 
 
 def require_trainable(policy: "RobotPolicy", folder: str, learner: LearnerConfig) -> None:

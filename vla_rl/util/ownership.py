@@ -200,6 +200,7 @@ PREFIXES: Final = (
     "vla_rl-ranks-",
     "vla_rl-ray-host-",
     "vla_rl-smollm2-",
+    "vla_rl-adapted-",
     "vla_rl-tuned-",
     "vla_rl-weights-",
     "vla_rl_sandbox.",

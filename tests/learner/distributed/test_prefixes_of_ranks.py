@@ -11,7 +11,9 @@ from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import CriticConfig, Learner, LearnerConfig, OptimizerConfig
 from vla_rl.learner.distributed import ShardedLearner
+from vla_rl.models.flow.adapted_folder import adapt_flow
 from vla_rl.models.flow.trained_parts import choose_trained
+from vla_rl.models.prismatic.config import LoraConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ADVANTAGES = [1.0, -1.0, 0.5]
@@ -23,12 +25,16 @@ SETTINGS = LearnerConfig(
 )
 
 
-@pytest.mark.parametrize("shard", ["gradients", "weights"])
+@pytest.mark.parametrize(
+    ("shard", "has_adapters"), [("gradients", False), ("weights", False), ("replicas", True)]
+)
 async def test_ranks_keep_prefixes_and_train_as_one_process_does(
-    shard: str, lane: DeviceLane, runtime: Runtime
+    shard: str, has_adapters: bool, lane: DeviceLane, runtime: Runtime
 ) -> None:
     policy = tiny_policy()
     choose_trained(policy.network, "expert", None, seed=0, freezes_prefix=True)
+    if has_adapters:
+        policy = adapt_flow(policy, LoraConfig(rank=2, alpha=4), seed=1)
     episodes = await run_episodes(policy, lane)
     alone, shared = policy.copy(), policy.copy()
     without: Any = msgspec.structs.replace(SETTINGS, prefix_cache_gib=0.0)

@@ -68,7 +68,7 @@ def test_every_option_of_the_table_is_taken() -> None:
 def test_the_program_loads_describes_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     pi_folders.write_lerobot(tmp_path / "my_policy", "pi0")
     (tmp_path / "program.py").write_text(f"from pathlib import Path\n{program}")
     monkeypatch.chdir(tmp_path)

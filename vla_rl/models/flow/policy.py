@@ -160,6 +160,16 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """Return the same policy, on the same weights, with another chain."""
         return self._with(self._network, sampling)
 
+    @property
+    def layout(self) -> FlowLayout:
+        """Names of tensors and small files of its folder."""
+        return self._layout
+
+    def with_layout(self, layout: FlowLayout) -> "FlowPolicy":
+        """Return the same policy, on the same weights, with a folder of another layout."""
+        sampling, executed = self.config.sampling, self.config.chunk_size
+        return FlowPolicy(self._network, self._processor, layout, sampling, executed)
+
     def describe(self) -> str:
         """Describe in one line how it acts."""
         config, sampling = self.config, self.config.sampling

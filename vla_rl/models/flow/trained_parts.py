@@ -5,6 +5,7 @@ The prefix part reads images and prompt, the expert moves the actions. With adap
 state, action and time are trained whole, because fine-tuning has to fit them to a robot.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -57,28 +58,40 @@ def choose_trained(
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(is_chosen(name) and parameter not in prefix)
         return
-    # takes seconds to import, so only if there are adapters
-    from peft import LoraConfig as PeftLoraConfig, inject_adapter_in_model
-
     targets = [
         name
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear) and is_chosen(name) and not name.startswith(PROJECTIONS)
     ]
+    inject_adapters(network, targets, lora, seed)
+    for name, parameter in network.named_parameters():
+        is_trained = ".lora_" in name or name.startswith(PROJECTIONS)
+        parameter.requires_grad_(is_trained and parameter not in prefix)
+
+
+def inject_adapters(network: nn.Module, layers: Sequence[str], lora: LoraConfig, seed: int) -> None:
+    """Give linear layers new adapters, in place; at first they change nothing.
+
+    Args:
+        network: changed in place.
+        layers: full names.
+        lora: rank and scale.
+        seed: seed of the adapters.
+    """
+    # takes seconds to import, so only if there are adapters
+    from peft import LoraConfig as PeftLoraConfig, inject_adapter_in_model
+
     config = PeftLoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         # without dropout: acting and learning have to compute the same
         lora_dropout=0.0,
         init_lora_weights="gaussian",
-        target_modules=targets,
+        target_modules=list(layers),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network, ADAPTER_NAME)
-    for name, parameter in network.named_parameters():
-        is_trained = ".lora_" in name or name.startswith(PROJECTIONS)
-        parameter.requires_grad_(is_trained and parameter not in prefix)
 
 
 def merge_adapters(network: nn.Module) -> None:
@@ -93,6 +106,8 @@ def merge_adapters(network: nn.Module) -> None:
             base.weight.copy_(adapter.merged(base.weight))
         owner, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(owner), leaf, base)
+    # peft's note on the network, by which it would take new adapters for a second set
+    vars(network).pop("peft_config", None)
 
 
 def has_adapters(network: nn.Module) -> bool:

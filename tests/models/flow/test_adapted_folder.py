@@ -1,0 +1,168 @@
+"""Adapters of a flow policy: trained in its place, kept with its folder, merged for others."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pi_folders
+import pytest
+import tiny_smolvla
+import torch
+from safetensors.torch import load_file, save_file
+from small_flow import observe, run_episodes, tiny_policy
+from torch import Tensor
+
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.models.families import find_family
+from vla_rl.models.flow.adapted_folder import LORA_FILE, adapt_flow, merge_flow
+from vla_rl.models.flow.policy import FlowPolicy
+from vla_rl.models.flow.trained_parts import choose_trained
+from vla_rl.models.loading import load_policy
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.conventions import CheckpointFormat
+from vla_rl.recipes.trainable_policy import add_adapters, choose_trained_part
+from vla_rl.types import Sampling
+
+LORA = LoraConfig(rank=2, alpha=4)
+ADVANTAGES = [1.0, -1.0, 0.5]
+
+
+def adapted(part: Any = "expert") -> FlowPolicy:
+    policy = tiny_policy()
+    choose_trained_part(policy, part)
+    found: FlowPolicy = add_adapters(policy, LORA, seed=3)
+    return found
+
+
+def move_adapters(policy: FlowPolicy) -> None:
+    """Change adapters as training would: new ones have a half of zeros."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in policy.network.named_parameters():
+            if ".lora_" in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def decide(policy: FlowPolicy) -> Tensor:
+    with torch.inference_mode():
+        seen = [observe(0), observe(1)]
+        return policy.sample(policy.prepare(seen), [Sampling(seed=1), Sampling(seed=2)]).tokens
+
+
+def test_new_adapters_change_nothing() -> None:
+    torch.testing.assert_close(decide(adapted()), decide(tiny_policy()), atol=1e-6, rtol=0.0)
+    assert adapted().has_frozen_prefix
+    assert not adapted("all").has_frozen_prefix
+
+
+async def test_a_learner_trains_adapters_and_leaves_the_weights(lane: DeviceLane) -> None:
+    policy = adapted()
+    episodes = await run_episodes(policy, lane)
+    config = LearnerConfig(epochs=2, optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0))
+    before = {name: each.clone() for name, each in policy.network.named_parameters()}
+    report = await Learner(policy, lane, config).update(episodes, ADVANTAGES)
+    assert report.metrics["update/log_prob_gap_max"] < 1e-5
+    assert report.metrics["update/kept_prefix_gib"] > 0.0
+    moved = {
+        name
+        for name, each in policy.network.named_parameters()
+        if not torch.equal(each, before[name])
+    }
+    assert any(".lora_B." in name for name in moved)
+    assert not any(".base_layer." in name for name in moved)
+
+
+@pytest.mark.parametrize("family", ["small_flow", "openpi", "lerobot", "smolvla"])
+def test_a_folder_with_adapters_comes_back_to_the_bit(family: str, tmp_path: Path) -> None:
+    if family == "small_flow":
+        tiny_policy().save(tmp_path / "base")
+    elif family == "openpi":
+        pi_folders.write_openpi(tmp_path / "base", "pi05")
+    elif family == "lerobot":
+        pi_folders.write_lerobot(tmp_path / "base", "pi0")
+    else:
+        tiny_smolvla.write_smolvla(tmp_path / "base")
+    policy: Any = load_policy(str(tmp_path / "base"), CheckpointFormat(), "cpu")
+    choose_trained_part(policy, "expert")
+    policy = adapt_flow(policy, LORA, seed=3)
+    move_adapters(policy)
+    policy.save(tmp_path / "saved")
+    for loaded in (
+        FlowPolicy.load(tmp_path / "saved"),
+        load_policy(str(tmp_path / "saved"), CheckpointFormat(), "cpu"),
+    ):
+        expected = policy.network.state_dict()
+        found = loaded.network.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], each) for name, each in expected.items())
+        assert dict(loaded.checkpoint_files()) == dict(policy.checkpoint_files())
+    # merged, it is a folder of its project again, with the names that it had
+    merged = merge_flow(policy)
+    merged.save(tmp_path / "merged")
+    names = load_file(tmp_path / "merged" / "model.safetensors").keys()
+    assert names == load_file(tmp_path / "base" / "model.safetensors").keys()
+    found_family = find_family(tmp_path / "merged")
+    assert found_family is not None
+    assert found_family.name != "adapted_flow"
+    again: Any = load_policy(str(tmp_path / "merged"), CheckpointFormat(), "cpu")
+    seen = [policy.example_observation(0)]
+    for each in seen:
+        del each["drawn"]
+    tokens = [
+        model.sample(model.prepare(seen), [Sampling(seed=1)]).tokens.detach()
+        for model in (policy, again)
+    ]
+    torch.testing.assert_close(tokens[0], tokens[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_resumed_run_has_the_very_numbers() -> None:
+    policy, fresh = adapted(), adapted()
+    move_adapters(policy)
+    fresh.load_checkpoint_tensors(policy.checkpoint_tensors())
+    assert torch.equal(decide(fresh), decide(policy))
+    assert torch.equal(decide(policy.copy()), decide(policy))
+
+
+def test_adapters_of_adapters_are_merged_first() -> None:
+    policy = adapted()
+    move_adapters(policy)
+    expected = decide(policy)
+    choose_trained(policy.network, "expert", None, seed=0, freezes_prefix=True)
+    twice = adapt_flow(policy, LORA, seed=4)
+    torch.testing.assert_close(decide(twice), expected, atol=1e-5, rtol=0.0)
+    names = [name for name in twice.network.state_dict() if ".lora_" in name]
+    assert len(names) == len([name for name in adapted().network.state_dict() if ".lora_" in name])
+
+
+def test_broken_folders_are_refused(tmp_path: Path) -> None:
+    adapted().save(tmp_path / "saved")
+    tensors = load_file(tmp_path / "saved" / "model.safetensors")
+    (half, *_) = [name for name in tensors if name.endswith("lora_B.default.weight")]
+    changes = {
+        "missing": {name: each for name, each in tensors.items() if name != half},
+        "which is no linear layer": tensors
+        | {"lora/nothing.lora_A.default.weight": tensors[half].clone()},
+    }
+    for words, changed in changes.items():
+        folder = tmp_path / words.replace(" ", "-")
+        folder.mkdir()
+        shutil.copy(tmp_path / "saved" / "config.json", folder)
+        shutil.copy(tmp_path / "saved" / LORA_FILE, folder)
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(CheckpointError, match=words):
+            FlowPolicy.load(folder)
+    shutil.copytree(tmp_path / "saved", tmp_path / "alone")
+    (tmp_path / "alone" / LORA_FILE).unlink()
+    with pytest.raises(CheckpointError, match="copy the whole folder"):
+        FlowPolicy.load(tmp_path / "alone")
+
+
+def test_layers_by_name_and_a_policy_of_which_nothing_is_trained_are_refused() -> None:
+    policy = tiny_policy()
+    with pytest.raises(ConfigError, match="expected 'hidden' for a flow policy"):
+        adapt_flow(policy, LoraConfig(targets="all-linear"), seed=0)
+    policy.network.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no linear layer of the policy is trained"):
+        adapt_flow(policy, LORA, seed=0)
