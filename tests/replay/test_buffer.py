@@ -191,7 +191,7 @@ def test_tasks_of_sampled_rows_count_the_buffers_names(tmp_path: Path) -> None:
 
 def test_metrics_are_those_of_the_live_rows(tmp_path: Path) -> None:
     with ReplayBuffer(tmp_path, LAYOUT) as buffer:
-        assert buffer.metrics(3) == {"replay/rows": 0.0}
+        assert buffer.metrics(3) == {"replay/rows": 0.0, "replay/waiting_rows": 0.0}
         buffer.append([make_episode_rows(0, version=2), make_episode_rows(1, version=4)])
         episode = make_episode_rows(2, version=6, is_success=True)
         episode.rows["intervened"][0] = True
@@ -204,5 +204,6 @@ def test_metrics_are_those_of_the_live_rows(tmp_path: Path) -> None:
                 "replay/demonstration_share": 1 / 3,
                 "replay/intervened_share": 1 / 9,
                 "replay/age": 6,
+                "replay/waiting_rows": 0,
             }
         )

@@ -5,13 +5,13 @@
                                        └► rows in memory ──► ReplayBuffer.sample ──► a batch
 
 transitions   `TransitionLayout` and the columns of a row
-segments      one file of rows: header, checksums, rows
-row_store     rows in memory
+segments      one file of rows: header, checksums, rows; `segment_folder`: all of a buffer
+live_rows     the rows that can be sampled; `row_store`: their memory
 sampling      which rows a batch has
 buffer        `ReplayBuffer`
 """
 
-from vla_rl.replay.buffer import ReplayBuffer as ReplayBuffer
+from vla_rl.replay.buffer import ReplayBuffer as ReplayBuffer, ReplayState as ReplayState
 from vla_rl.replay.config import ReplayConfig as ReplayConfig
 from vla_rl.replay.transitions import (
     EpisodeRows as EpisodeRows,

@@ -8,14 +8,13 @@
 The folder belongs to one process at a time: the one that has the learner. Episodes of other hosts reach
 it as trajectories do, over their encrypted connections, and are stored there.
 
-Memory holds all live rows. A segment that capacity drops stays on disk until `release` says that no
-checkpoint needs it.
+Memory holds all live rows. A segment that capacity drops stays on the disk as long as a checkpoint names it.
 """
 
-import contextlib
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,44 +24,53 @@ import numpy as np
 
 from vla_rl.errors import DataError
 from vla_rl.replay.config import ReplayConfig
-from vla_rl.replay.row_store import RowStore
-from vla_rl.replay.sampling import (
-    EVERY_ROW,
-    STRATUM_FLAGS,
-    Stratum,
-    draw_positions,
-    require_strata,
-    split_batch,
-)
-from vla_rl.replay.segments import SegmentHeader, SegmentName, list_segments, write_segment
+from vla_rl.replay.episode_ids import EpisodeIds, IdRanges
+from vla_rl.replay.live_rows import LiveRows
+from vla_rl.replay.sampling import EVERY_ROW, Stratum, require_strata
+from vla_rl.replay.segment_folder import LoadedSegment, SegmentFolder, UnwrittenSegment
+from vla_rl.replay.segments import SegmentHeader, SegmentName, list_segments
 from vla_rl.replay.transitions import EpisodeRows, TransitionLayout, join_rows, list_tasks
-from vla_rl.util.ownership import sole_owner
 
 logger = logging.getLogger(__name__)
 
-OWNER_FILE: Final = "owner.json"
+KEPT_STATES: Final = 2
+"""Newest states whose segments stay, whatever checkpoints are found: the last one may be of a checkpoint
+that is being written, and the one before it of the newest that is whole."""
 
 
-class LiveSegment(msgspec.Struct, kw_only=True):
-    """A segment whose rows are in memory."""
+class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a buffer, as a checkpoint names them.
 
-    header: SegmentHeader
-    name: SegmentName
-    slots: np.ndarray
-    episodes: frozenset[int]
-    flags: dict[str, np.ndarray]
-    """[n] each: the columns that strata and metrics read. They are apart from the rows, because reading a
-    flag in each of 50,000 rows of 17 KB would touch as many pages of memory."""
+    Example:
+        ReplayState(run="7c0f...", segments=(SegmentName(number=12, num_rows=96, checksum=2774181210),),
+                    next_number=13, tasks=("libero_goal/3",), stored={"7c0f...": ((0, 95),)})
+    """
+
+    run: str
+    """Source of the episodes that the run itself collected."""
+
+    segments: tuple[SegmentName, ...]
+    next_number: int
+    tasks: tuple[str, ...]
+    stored: dict[str, IdRanges]
+    """Ids of all episodes that were ever stored, by source, dropped ones included."""
+
+    waiting: tuple[UnwrittenSegment, ...] = ()
+    """Segments that found no room on the disk."""
 
 
 class ReplayBuffer:
-    """Rows of episodes in a folder and in memory. Use it as a context manager, one call at a time.
+    """Rows of episodes in a folder and in memory. Use it as a context manager.
+
+    Threads may call it, one after another; what a batch holds depends on which calls came before.
 
     Args:
         folder: its folder, made if it is missing.
         layout: the policy's layout; `config.features` replaces the type of its features.
         config: capacity, and what happens to files that are found.
         tasks: the tasks to learn; rows of others are refused. None: any.
+        find_needed: returns the numbers of the segments that checkpoints on the disk name. The default
+            is for a buffer without checkpoints.
     """
 
     def __init__(
@@ -72,25 +80,24 @@ class ReplayBuffer:
         config: ReplayConfig | None = None,
         *,
         tasks: Collection[str] | None = None,
+        find_needed: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.folder = folder
         self.config = config if config is not None else ReplayConfig()
         self.layout = msgspec.structs.replace(layout, features_dtype=self.config.features)
         self._known_tasks = None if tasks is None else frozenset(tasks)
-        self._tasks: list[str] = []
-        self._store = RowStore(self.layout, self.config.capacity)
-        self._live: dict[int, LiveSegment] = {}
-        self._stored: set[tuple[str, int]] = set()
+        self._find_needed = find_needed
+        self._files = SegmentFolder(folder, self.layout, self.config)
+        self._rows = LiveRows(self.layout, self.config)
+        self._ids = EpisodeIds()
+        self._states: list[ReplayState] = []
+        self._run = uuid.uuid4().hex
         self._next_number = 0
         self._is_started = False
-        self._positions: dict[Stratum, np.ndarray] = {}
         self._turn = threading.Lock()
-        self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        owner = sole_owner(self.folder / OWNER_FILE, f"the replay buffer {self.folder}")
-        self._exits.enter_context(owner)
+        self._files.__enter__()
         return self
 
     def __exit__(
@@ -99,35 +106,40 @@ class ReplayBuffer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._exits.close()
+        self._files.__exit__(kind, error, trace)
 
     @property
     def num_rows(self) -> int:
         """Rows that can be sampled."""
-        return sum(segment.name.num_rows for segment in self._live.values())
+        return self._rows.num_rows
 
     @property
     def num_episodes(self) -> int:
         """Episodes whose rows can be sampled."""
-        return sum(len(segment.episodes) for segment in self._live.values())
+        return self._rows.num_episodes
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names that the column `task` of sampled rows counts."""
-        return tuple(self._tasks)
+        return tuple(self._rows.tasks)
 
     def start(self) -> None:
         """Begin without a checkpoint. The first `append` or `sample` does it, too.
 
-        Raises: DataError if the folder has rows already.
+        Rows that the folder already has are refused, or loaded if `config.existing` says so.
+
+        Raises: DataError, also for damaged segments and for rows of another policy or task.
         """
         if self._is_started:
             return
-        if found := list_segments(self.folder):
+        found = list_segments(self.folder)
+        if found and self.config.existing == "refuse":
             raise DataError(
-                f"{self.folder} has {len(found)} segments of rows, expected none for a run that does not resume; "
-                "choose another folder, resume the run that wrote them, or load them with existing = 'load'."
+                f"{self.folder} has {len(found)} segments of rows, expected none for a run that does not "
+                "resume; choose another folder, resume the run that wrote them, or load them with existing = "
+                "'load'."
             )
+        self._load(self._files.load_all())
         self._is_started = True
 
     def append(
@@ -135,23 +147,26 @@ class ReplayBuffer:
     ) -> list[int]:
         """Store episodes; when it returns, they are synced to the disk.
 
+        Without room on the disk, they wait in memory with one warning, and checkpoints carry them.
+
         Args:
             episodes: rows of whole episodes. Those whose id was stored before are left out.
             is_demonstration: whether they stay for ever.
-            source: where they were imported from; ids are unique within a source.
+            source: where they were imported from; ids are unique within a source. Empty: this run.
 
         Returns: the ids of the episodes that are new.
         Raises: DataError if rows have another layout or task, or are more than the capacity.
         """
         with self._turn:
             self.start()
-            new = self._select_new(episodes, source)
+            source = source or self._run
+            new = self._ids.select_new(source, episodes)
             self._require_fit(new, is_demonstration)
             for is_success in (True, False):
                 part = [episode for episode in new if episode.is_success == is_success]
                 if part:
                     self._add_segment(part, is_success, is_demonstration, source)
-            self._drop_oldest()
+            self._files.retire(self._rows.drop_oldest())
             return [episode.episode_id for episode in new]
 
     def sample(
@@ -171,26 +186,68 @@ class ReplayBuffer:
         with self._turn:
             self.start()
             require_strata(strata)
-            if missing := self._list_missing(strata):
+            if missing := self._rows.list_missing(strata):
                 raise DataError(
                     f"the replay buffer {self.folder} has no row of {', '.join(missing)} among its "
-                    f"{self.num_rows}, expected some for a batch of {dict(strata)}; collect or import them first, "
-                    "or set their share to 0."
+                    f"{self.num_rows}, expected some for a batch of {dict(strata)}; collect or import them "
+                    "first, or set their share to 0."
                 )
-            slots = [
-                (live := self._get_positions(name))[
-                    draw_positions(seed, update, name, count, len(live))
-                ]
-                for name, count in split_batch(batch, strata).items()
-                if count
-            ]
-            return self._store.take_rows(np.concatenate(slots))
+            return self._rows.draw_rows(seed, update, batch, strata)
 
     def missing_strata(self, strata: Mapping[Stratum, float] = EVERY_ROW) -> list[Stratum]:
         """Return the strata of a batch that have no row yet; a learner waits until there are none."""
         with self._turn:
             require_strata(strata)
-            return self._list_missing(strata)
+            return self._rows.list_missing(strata)
+
+    def state(self) -> ReplayState:
+        """Return the names of the live segments, and remove files that no checkpoint needs."""
+        with self._turn:
+            self.start()
+            self._files.write_waiting()
+            state = ReplayState(
+                run=self._run,
+                segments=self._rows.names,
+                next_number=self._next_number,
+                tasks=self.tasks,
+                stored=self._ids.as_ranges(),
+                waiting=self._files.list_waiting(),
+            )
+            self._states = [*self._states, state][-KEPT_STATES:]
+            of_states = {name.number for each in self._states for name in each.segments}
+            self._files.remove_retired(of_states.union(self._find_needed()))
+            return state
+
+    def restore(self, state: ReplayState) -> None:
+        """Continue from a checkpoint, before anything is stored or sampled.
+
+        Segments that are newer are removed, or taken over if `config.newer` says so.
+
+        Raises: DataError for a segment that is damaged or missing, unless `config.damaged` drops it, and
+            for rows of another policy or task.
+        """
+        with self._turn:
+            assert not self._is_started, "a buffer is restored before it is used"
+            self._run = state.run
+            self._rows.tasks = list(state.tasks)
+            self._ids = EpisodeIds.from_ranges(state.stored)
+            waiting = {each.header.number for each in state.waiting}
+            written = [name for name in state.segments if name.number not in waiting]
+            loaded = self._files.load_named(written) + self._files.restore_waiting(state.waiting)
+            self._load(sorted(loaded, key=lambda segment: segment[1].number))
+            self._next_number = state.next_number
+            newer = self._files.list_newer(state.segments, state.next_number)
+            if newer and self.config.newer == "take_over":
+                self._load(self._files.load_paths(newer))
+            elif newer:
+                logger.info(
+                    "%s: %d segments newer than the checkpoint are removed", self.folder, len(newer)
+                )
+                for path in newer:
+                    path.unlink()
+            self._files.retire(self._rows.drop_oldest())
+            self._states = [state]
+            self._is_started = True
 
     def metrics(self, head_version: int) -> dict[str, float]:
         """Return sizes and shares of the live rows, and their mean age in updates.
@@ -199,29 +256,17 @@ class ReplayBuffer:
             head_version: the head's newest version.
         """
         with self._turn:
-            if not self._live:
-                return {"replay/rows": 0.0}
-            rows = self._read_flag("head_version")
-            shares = {
-                "success": "is_success", "demonstration": "is_demonstration", "intervened": "intervened"
-            }  # fmt: skip
-            return {
-                "replay/rows": float(len(rows)),
-                "replay/episodes": float(self.num_episodes),
-                **{
-                    f"replay/{name}_share": float(self._read_flag(flag).mean())
-                    for name, flag in shares.items()
-                },
-                "replay/age": float(head_version - rows.mean()),
-            }
+            waiting = float(self._files.num_waiting_rows)
+            return {**self._rows.describe(head_version), "replay/waiting_rows": waiting}
 
-    def _select_new(self, episodes: Sequence[EpisodeRows], source: str) -> list[EpisodeRows]:
-        known, new = set(self._stored), []
-        for episode in episodes:
-            if (source, episode.episode_id) not in known:
-                known.add((source, episode.episode_id))
-                new.append(episode)
-        return new
+    def _load(self, segments: Sequence[LoadedSegment]) -> None:
+        for header, name, rows in segments:
+            for task in header.tasks:
+                self._require_known(task, str(self.folder / name.file_name))
+            self._ids.add(header.source, rows["episode"])
+            self._rows.add_segment(header, name, rows)
+            self._next_number = max(self._next_number, name.number + 1)
+        self._files.retire(self._rows.drop_oldest())
 
     def _require_fit(self, episodes: Sequence[EpisodeRows], is_demonstration: bool) -> None:
         num_rows = sum(len(episode.rows) for episode in episodes)
@@ -233,14 +278,16 @@ class ReplayBuffer:
         for episode in episodes:
             if episode.rows.dtype != self.layout.row_dtype:
                 raise DataError(
-                    f"the rows of episode {episode.episode_id} are {episode.rows.dtype.itemsize} bytes each, expected "
-                    f"{self.layout.row_dtype.itemsize}; make them with this buffer's layout."
+                    f"the rows of episode {episode.episode_id} are {episode.rows.dtype.itemsize} bytes each, "
+                    f"expected {self.layout.row_dtype.itemsize}; make them with this buffer's layout."
                 )
-            if self._known_tasks is not None and episode.task not in self._known_tasks:
-                raise DataError(
-                    f"episode {episode.episode_id} is of the task {episode.task!r}, expected one of "
-                    f"{sorted(self._known_tasks)}."
-                )
+            self._require_known(episode.task, f"episode {episode.episode_id}")
+
+    def _require_known(self, task: str, where: str) -> None:
+        if self._known_tasks is not None and task not in self._known_tasks:
+            raise DataError(
+                f"{where} is of the task {task!r}, expected one of {sorted(self._known_tasks)}."
+            )
 
     def _add_segment(
         self, episodes: Sequence[EpisodeRows], is_success: bool, is_demonstration: bool, source: str
@@ -260,63 +307,7 @@ class ReplayBuffer:
             is_demonstration=is_demonstration,
             source=source,
         )
-        name = write_segment(self.folder, header, rows)
+        name = self._files.write(header, rows)
         self._next_number += 1
-        self._admit(header, name, rows)
-
-    def _admit(self, header: SegmentHeader, name: SegmentName, rows: np.ndarray) -> None:
-        """Take the rows of a written segment into memory."""
-        self._tasks += [task for task in header.tasks if task not in self._tasks]
-        rows["task"] = np.array([self._tasks.index(task) for task in header.tasks])[rows["task"]]
-        flags = {key: rows[key].copy() for key in ("head_version", "is_success", "has_expert")}
-        flags["intervened"] = np.asarray(rows["intervened"].any(axis=1))
-        flags["is_demonstration"] = np.full(len(rows), header.is_demonstration)
-        episodes = frozenset(rows["episode"].tolist())
-        self._stored |= {(header.source, episode) for episode in episodes}
-        self._live[name.number] = LiveSegment(
-            header=header,
-            name=name,
-            slots=self._store.add_rows(rows),
-            episodes=episodes,
-            flags=flags,
-        )
-        self._positions.clear()
-
-    def _drop_oldest(self) -> None:
-        """Drop segments until the rows besides demonstrations are at most the capacity."""
-        while True:
-            kept = [each for each in self._live.values() if not each.header.is_demonstration]
-            if sum(each.name.num_rows for each in kept) <= self.config.capacity:
-                return
-            successes = sum(each.name.num_rows for each in kept if each.header.is_success)
-            spare = [
-                each
-                for each in kept
-                if not each.header.is_success
-                or successes - each.name.num_rows >= self.config.min_success_rows
-            ]
-            oldest = (spare or kept)[0]
-            del self._live[oldest.name.number]
-            self._store.remove_rows(oldest.slots)
-            self._positions.clear()
-
-    def _list_missing(self, strata: Mapping[Stratum, float]) -> list[Stratum]:
-        return [
-            name for name, share in strata.items() if share and not len(self._get_positions(name))
-        ]
-
-    def _read_flag(self, name: str) -> np.ndarray:
-        """Return one of `LiveSegment.flags` of all live rows, oldest first."""
-        return np.concatenate([segment.flags[name] for segment in self._live.values()])
-
-    def _get_positions(self, stratum: Stratum) -> np.ndarray:
-        """Return the slots of a stratum's rows, int64 [n], oldest first."""
-        if not self._live:
-            return np.zeros(0, np.int64)
-        if stratum not in self._positions:
-            slots = np.concatenate([segment.slots for segment in self._live.values()])
-            flag, is_set = STRATUM_FLAGS[stratum]
-            if flag is not None:
-                slots = slots[self._read_flag(flag) == is_set]
-            self._positions[stratum] = slots
-        return self._positions[stratum]
+        self._ids.add(source, rows["episode"])
+        self._rows.add_segment(header, name, rows)

@@ -9,7 +9,7 @@ It is written under another name, synced, renamed, and never changed. A reader c
 it uses a row.
 """
 
-import errno
+import contextlib
 import os
 import struct
 import zlib
@@ -21,6 +21,7 @@ import numpy as np
 
 from vla_rl.errors import DataError
 from vla_rl.replay.transitions import TransitionLayout
+from vla_rl.util.appended_file import AppendedFile
 from vla_rl.util.atomic_files import replacing
 from vla_rl.util.foreign_data import reading
 from vla_rl.util.values import excerpt
@@ -77,29 +78,26 @@ class SegmentName(msgspec.Struct, frozen=True, kw_only=True):
         return f"segment-{self.number:08d}{SUFFIX}"
 
 
-def write_segment(folder: Path, header: SegmentHeader, rows: np.ndarray) -> SegmentName:
-    """Write a segment, sync it, and give it its name; return how a checkpoint names it.
+def name_segment(header: SegmentHeader, rows: np.ndarray) -> SegmentName:
+    """Return the name of a segment with these rows."""
+    checksum = zlib.crc32(rows.view(np.uint8).data)
+    return SegmentName(number=header.number, num_rows=len(rows), checksum=checksum)
+
+
+def write_segment(folder: Path, header: SegmentHeader, name: SegmentName, rows: np.ndarray) -> None:
+    """Write a segment, sync it, and give it its name.
 
     Raises: OSError if the disk is full or fails; nothing of the segment stays.
     """
-    data = rows.view(np.uint8).data
-    name = SegmentName(number=header.number, num_rows=len(rows), checksum=zlib.crc32(data))
     text = msgspec.json.encode(header)
     text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
     prefix = PREFIX.pack(MAGIC, FORMAT, len(text), zlib.crc32(text), name.checksum)
-    with replacing(folder / name.file_name) as part, part.open("wb", buffering=0) as file:
-        for piece in (prefix + text, data):
-            _write_all(file.fileno(), memoryview(piece))
+    with replacing(folder / name.file_name) as part:
+        file = AppendedFile(part, anew=True)
+        with contextlib.closing(file):
+            file.write(prefix + text)
+            file.write(rows.view(np.uint8).data)
     sync_folder(folder)
-    return name
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        num_written = os.write(descriptor, data)
-        if num_written == 0:  # a full disk usually raises, but POSIX does not promise that
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data = data[num_written:]
 
 
 def sync_folder(folder: Path) -> None:
@@ -179,6 +177,12 @@ def list_segments(folder: Path) -> list[Path]:
         return sorted(
             folder.glob(f"segment-*{SUFFIX}"), key=lambda path: (len(path.name), path.name)
         )
+
+
+def read_number(path: Path) -> int | None:
+    """Return the number in the name of a segment; None for another name."""
+    number = path.name.removeprefix("segment-").removesuffix(SUFFIX)
+    return int(number) if number.isdecimal() and len(number) <= 18 else None
 
 
 def require_layout(path: Path, header: SegmentHeader, layout: TransitionLayout) -> None:

@@ -318,6 +318,11 @@ def discount_returns(rows: np.ndarray, gamma: float) -> np.ndarray:
     return returns.astype(np.float32)
 
 
+def copy_rows(rows: np.ndarray) -> np.ndarray:
+    """Return a copy of rows, padding included."""
+    return join_rows([rows])
+
+
 def join_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return rows one after another, byte by byte: NumPy's own copies leave padding undefined."""
     joined = np.concatenate([part.view(np.uint8).reshape(len(part), -1) for part in parts])

@@ -51,7 +51,7 @@ class AppendedFile:
         """Bytes of complete records, once a record was written; 0 before."""
         return self._size
 
-    def write(self, record: bytes, *, sync: bool = False) -> int:
+    def write(self, record: bytes | memoryview, *, sync: bool = False) -> int:
         """Append a record, with `sync` also to the disk itself; return its length.
 
         Raises: OSError with the path if the record could not be written; none of it then stays in
@@ -123,7 +123,7 @@ class AppendedFile:
         self._is_torn = False
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         num_written = _write(descriptor, left)
