@@ -175,6 +175,15 @@ async def test_the_coin_depends_on_the_episode_s_seed_and_falls_with_updates() -
     assert not any(who_acted(await run(InterventionConfig(beta=0.9, beta_decay=0.01))))
 
 
+async def test_a_share_of_episodes_is_the_policy_s_own_without_labels() -> None:
+    config = InterventionConfig(beta=1.0, alone=0.5)
+    episodes = [await run(config, seed=seed) for seed in range(20)]
+    alone = [each for each in episodes if not any(who_acted(each))]
+    assert 4 <= len(alone) <= 16
+    assert all(step.expert_actions is None for each in alone for step in each.steps)
+    assert all(all(who_acted(each)) for each in episodes if each not in alone)
+
+
 async def test_the_policy_does_not_see_what_the_expert_suggests_and_rows_do_not_hold_it() -> None:
     spec, policy = episode(), Constant(-0.02)
     trajectory = await expert_agent(Line(spec), EpisodePolicy(policy, spec))

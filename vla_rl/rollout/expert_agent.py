@@ -16,7 +16,7 @@ the policy does what the expert does; `labels="acted"` leaves them out.
 
 import random
 from collections.abc import Callable
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ from vla_rl.types import (
     derive_seed,
 )
 
-STATE_KEY = "state"
+STATE_KEY: Final = "state"
 
 
 class InterventionConfig(Config, frozen=True, kw_only=True):
@@ -59,6 +59,10 @@ class InterventionConfig(Config, frozen=True, kw_only=True):
 
     beta: Share = 0.5
     """Probability that the expert acts, drawn for each decision. 0 only labels; 1 shows the expert alone."""
+
+    alone: Share = 0.0
+    """Share of episodes that the policy runs alone, without labels. Their successes tell a learner what to
+    keep; a success that an expert helped with says nothing about the policy's own decisions in it."""
 
     beta_decay: Share = 1.0
     """Factor of `beta` for each update, so that later episodes are the policy's own. 1: it stays."""
@@ -103,12 +107,26 @@ class CoinTakeover:
     """Lets the expert act by a coin, which depends on the episode's seed and the decision alone."""
 
     def __init__(self, config: InterventionConfig, episode: EpisodeSpec) -> None:
-        self._config, self._seed = config, episode.policy_seed
+        self._config, self._episode = config, episode
 
     def wants_control(self, decision: int, observation: Observation, chunk: ActionChunk) -> bool:
         """Throw the coin; its probability falls with the updates of the weights that decided."""
         beta = self._config.beta * self._config.beta_decay**chunk.weight_version
-        return random.Random(derive_seed(self._seed, "expert", decision)).random() < beta
+        return _throw_coin(self._episode, "expert", decision) < beta
+
+
+def _throw_coin(episode: EpisodeSpec, *purpose: str | int) -> float:
+    return random.Random(derive_seed(episode.policy_seed, *purpose)).random()
+
+
+class _NoTakeover:
+    """Leaves every decision to the policy."""
+
+    def wants_control(self, decision: int, observation: Observation, chunk: ActionChunk) -> bool:
+        return False
+
+
+_LABEL_NOTHING: Final = InterventionConfig(labels="acted")
 
 
 class StallTakeover:
@@ -181,6 +199,8 @@ def make_expert_agent(
     config = intervention or InterventionConfig()
 
     async def run_agent(env: Env, policy: Policy) -> Trajectory:
+        if _throw_coin(env.episode, "alone") < config.alone:
+            return await _run_episode(env, policy, expert, _NoTakeover(), _LABEL_NOTHING)
         takeover = (
             make_takeover(env.episode) if make_takeover else _make_takeover(config, env.episode)
         )
