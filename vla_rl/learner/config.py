@@ -281,3 +281,28 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     def micro_batch_size(self) -> MicroBatchSize:
         """Both limits of a micro-batch."""
         return MicroBatchSize(self.micro_batch, self.micro_batch_tokens)
+
+
+class RecapValueConfig(Config, frozen=True, kw_only=True):
+    """Value network of RECAP: an MLP on frozen features, trained on the returns of stored episodes."""
+
+    width: PositiveInt = 256
+    """Width of its two hidden layers."""
+
+    bins: Annotated[int, msgspec.Meta(ge=2)] = 51
+    """Values over which it predicts a distribution, evenly from -1 to 0; 201 in the paper, which has far
+    more data."""
+
+    updates: PositiveInt = 500
+    """Optimizer steps of each network."""
+
+    batch: PositiveInt = 256
+    """Control steps in one optimizer step, drawn at random."""
+
+    lr: PositiveFloat = 1e-3
+    """Learning rate."""
+
+    folds: PositiveInt = 5
+    """Parts into which the episodes are divided: each part's values come from a network that was trained
+    on the others. A network that has seen a short data set knows its returns by heart, and then no step is
+    better than expected. 1: one network, trained on all, as in the paper."""

@@ -320,7 +320,7 @@ async def main(command: Command[Launch, SftFlowConfig]) -> int:
     require_new_folder(*list_save_folders(config))
     require_env(config.trial)
     episodes = await asyncio.to_thread(read_demonstrations, config)
-    images = await asyncio.to_thread(_read_images, config)
+    images = await asyncio.to_thread(read_images, config)
     trial = plan_trial(config.trial, episodes, images)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
     print(policy.describe())
@@ -336,10 +336,10 @@ async def main(command: Command[Launch, SftFlowConfig]) -> int:
         await asyncio.to_thread(samples.read_one_of_each_episode)
         print("everything that the command would read was found")
         return 0
-    _seed_draws(config.seed)
+    seed_draws(config.seed)
     async with engines.DeviceLane(config.torch_threads) as lane:
         status = await fine_tune(
-            policy, samples, config, lane, partial(_save_merged, policy), _shift(config, policy)
+            policy, samples, config, lane, partial(save_merged, policy), _shift(config, policy)
         )
         if status == 0:
             share = await run_trial(policy, lane, trial, episodes, config.trial.num_envs)
@@ -351,14 +351,15 @@ async def main(command: Command[Launch, SftFlowConfig]) -> int:
     return status
 
 
-def _read_images(config: SftFlowConfig) -> dict[str, Any] | None:
+def read_images(config: SftFlowConfig) -> dict[str, Any] | None:
+    """Return how the data's images were drawn, if that is known. Raises: ConfigError."""
     try:
         return read_image_settings(Path(config.demonstrations))
     except DataError as error:
         raise ConfigError(str(error)) from error
 
 
-def _seed_draws(seed: int) -> None:
+def seed_draws(seed: int) -> None:
     """Seed torch's own state, from which the noise and the times of an update are drawn."""
     import torch
 
@@ -378,7 +379,7 @@ def _shift(config: SftFlowConfig, policy: "FlowPolicy") -> TrainingBatches | Non
     )
 
 
-def _save_merged(policy: "FlowPolicy", folder: Path) -> None:
+def save_merged(policy: "FlowPolicy", folder: Path) -> None:
     """Write a checkpoint in the policy's layout, with adapters merged into the weights."""
     from vla_rl.models.flow.trained_parts import has_adapters, merge_adapters
 

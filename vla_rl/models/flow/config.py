@@ -32,7 +32,7 @@ class FlowSampling(Config, frozen=True, kw_only=True):
 
     advantage_guidance: Guidance | None = None
     """Act on the instruction with "Advantage: positive" at its end, for a policy that learnt such labels
-    (RECAP). Above 1, the velocity goes this much further in the direction that the label gives it,
+    (`recap_flow`). Above 1, the velocity goes this much further in the direction that the label gives it,
     at the cost of a second pass. None: the instruction as it is."""
 
     @property

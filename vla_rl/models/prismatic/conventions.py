@@ -168,7 +168,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     a loss with a ratio needs. none: the checkpoint's own, else 0.5."""
 
     flow_guidance: Guidance | None = None
-    """Guidance of a flow policy that learnt labels (RECAP): 1 acts on "Advantage: positive", above 1
+    """Guidance of a flow policy that learnt labels (`recap_flow`): 1 acts on "Advantage: positive", above 1
     goes further. none: the checkpoint's own."""
 
     state_in_prompt: bool | None = None
