@@ -7,7 +7,7 @@ Each class here has the methods of its members (learner, critic, reference), so 
 works with any number of policies. Which decisions are a member's is the roster's to say.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,10 +36,14 @@ class LearnerTeam:
         updates_per_turn: number of updates in which one agent learns and the others keep their
             weights, before the next agent's turn, in the order of `learners`. None: all agents
             learn in every update.
+        members: names of those that learn at all. None: all of them.
     """
 
     def __init__(
-        self, learners: Mapping[str, PolicyLearner], updates_per_turn: int | None = None
+        self,
+        learners: Mapping[str, PolicyLearner],
+        updates_per_turn: int | None = None,
+        members: Collection[str] | None = None,
     ) -> None:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
@@ -47,6 +51,7 @@ class LearnerTeam:
                 "least 1 of each; updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
+        self._members = tuple(name for name in learners if members is None or name in members)
         self._agent_names = AgentNames(learners)
 
     @property
@@ -76,7 +81,7 @@ class LearnerTeam:
 
     def learning(self, version: int) -> tuple[str, ...]:
         """Return the agents that learn in the update from `version` to the next version."""
-        names = tuple(self._learners)
+        names = self._members
         if self._updates_per_turn is None:
             return names
         # from the version alone, so that a resumed run goes on with the agent whose turn it was

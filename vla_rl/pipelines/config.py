@@ -15,7 +15,7 @@ from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
-from vla_rl.rollout import ChatLimits, SchedulerConfig
+from vla_rl.rollout import ChatLimits, PlannerConfig, SchedulerConfig
 from vla_rl.types import Config, EnvPool, PositiveFloat, PositiveInt, Share
 
 OF_LANGUAGE_POLICIES: Final = (
@@ -269,6 +269,16 @@ class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
     def num_envs(self) -> int:
         """Number of simulators and conversations that can run at the same time."""
         return self.simulators.num_envs + self.text.num_envs
+
+
+class PlannerTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of a planner and of the robot that it calls, in one run of simulators."""
+
+    planner: PlannerConfig = PlannerConfig()
+
+    def unused_options(self) -> Mapping[str, str]:
+        """Return no options of one kind of policy, because both learn."""
+        return LearningConfig.unused_options(self)
 
 
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):

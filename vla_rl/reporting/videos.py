@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.types import ArrayRef, Observation, Trajectory
-from vla_rl.util.atomic_files import replacing
+from vla_rl.util.atomic_files import replace_file, replacing
 
 MIN_SIDE = 256
 """Smaller images are enlarged by a whole factor to at least this height and width, so that text can
@@ -271,7 +271,8 @@ def write_video(
 ) -> None:
     """Write one trajectory as mp4 (H.264).
 
-    It has one frame for each decision, and the final frame for a second.
+    It has one frame for each decision, and the final frame for a second. If a planner called the robot,
+    `path` with the ending .txt has what both said.
 
     Blocks while ffmpeg encodes; call it from a thread. `path` appears only when the file is
     complete.
@@ -280,6 +281,8 @@ def write_video(
     OSError if ffmpeg cannot write.
     """
     images = (_require_array(image) for image in video_images(trajectory, image_key))
+    if transcript := format_transcript(trajectory):
+        replace_file(path.with_suffix(".txt"), transcript.encode())
     with replacing(path, path.with_suffix(".part.mp4")) as part:
         encode_mp4(
             part, captioned_frames(images, video_captions(trajectory), frames_per_s), frames_per_s
@@ -308,7 +311,7 @@ def captioned_frames(
 
 def video_captions(trajectory: Trajectory) -> list[tuple[str, str]]:
     """Return the two lines below each image of a video."""
-    episode, num_steps = trajectory.episode, len(trajectory.steps)
+    episode, num_steps = trajectory.episode, len(_observations(trajectory)) - 1
     moments = [f"{number}/{num_steps}" for number in range(1, num_steps + 1)]
     return [
         (
@@ -319,6 +322,18 @@ def video_captions(trajectory: Trajectory) -> list[tuple[str, str]]:
             _observations(trajectory), [*moments, trajectory.stop_reason.value], strict=True
         )
     ]
+
+
+def format_transcript(trajectory: Trajectory) -> str:
+    """Return what a planner asked for and was answered, a line each; empty if none acted."""
+    calls = trajectory.info.get("calls")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        return ""
+    lines = [f"request: {trajectory.info.get('request', '')}"]
+    for number, call in enumerate(calls, start=1):
+        asked = f"{call.get('tool', '')} {call.get('said', '')}".strip()
+        lines += [f"{number}. planner: {asked}", f"   answer: {call.get('answer', '')}"]
+    return "\n".join([*lines, f"end: {trajectory.stop_reason.value}", ""])
 
 
 def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8] | ArrayRef]:
@@ -343,7 +358,12 @@ def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint
 
 
 def _observations(trajectory: Trajectory) -> list[Observation]:
-    return [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    """Return what is shown: a planner's replies have no image of their own."""
+    shown = [step.observation for step in trajectory.steps if not step.is_reply]
+    return [
+        *(shown or [step.observation for step in trajectory.steps]),
+        trajectory.final_observation,
+    ]
 
 
 def _require_array(image: NDArray[np.uint8] | ArrayRef) -> NDArray[np.uint8]:

@@ -28,6 +28,7 @@ from vla_rl.models.example_inputs import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,
     MixedTrainingConfig,
+    PlannerTrainingConfig,
     RunConfig,
     TextTrainingConfig,
 )
@@ -159,11 +160,12 @@ def _find_longest(
 
     if not isinstance(member.model, CausalLanguageModel):
         return None
-    limits = (
-        config.chat
-        if isinstance(config, TextTrainingConfig | MixedTrainingConfig)
-        else ChatLimits()
-    )
+    if isinstance(config, PlannerTrainingConfig):
+        limits = config.planner.chat
+    elif isinstance(config, TextTrainingConfig | MixedTrainingConfig):
+        limits = config.chat
+    else:
+        limits = ChatLimits()
     return longest_conversations(
         member.model,
         member.engine or config.engine,

@@ -32,6 +32,7 @@ from vla_rl.types import (
     Info,
     Observation,
     Policy,
+    Step,
     Trajectory,
 )
 from vla_rl.util.ownership import name_lock_file, sole_owner
@@ -190,7 +191,9 @@ class EpisodeRecorder:
                 return await agent(env, policy)
             watched = _RecordingEnv(env)
             trajectory: Any = await agent(watched, policy)
-            if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
+            # The scheduler rejects anything but a trajectory. A planner may end an episode before a control
+            # step, of which there is nothing to record.
+            if isinstance(trajectory, Trajectory) and watched.actions:
                 async with self._turn:
                     await run_in_thread(self._write, trajectory, watched.seen[:-1], watched.actions)
             return trajectory  # type: ignore[no-any-return]
@@ -301,7 +304,8 @@ def recorded_episode(
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
         frames={key: partial(_image_at, seen, key) for key, yes in is_image.items() if yes},
-        rewards=np.concatenate([step.rewards for step in trajectory.steps]),
+        rewards=np.concatenate([step.rewards for step in _list_chunks(trajectory)]),
+        instructions=_join_instructions(trajectory),
         intervened=_join_interventions(trajectory),
         is_success=trajectory.is_success,
         about={
@@ -316,15 +320,30 @@ def recorded_episode(
 
 def _join_interventions(trajectory: Trajectory) -> np.ndarray | None:
     """Return bool [T], the control steps that an expert chose; None if no expert could have."""
-    if all(step.intervened is None for step in trajectory.steps):
+    if all(step.intervened is None for step in _list_chunks(trajectory)):
         return None
     chosen: np.ndarray = np.concatenate(
         [
             np.zeros(step.num_executed, bool) if step.intervened is None else step.intervened
-            for step in trajectory.steps
+            for step in _list_chunks(trajectory)
         ]
     )
     return chosen
+
+
+def _list_chunks(trajectory: Trajectory) -> list[Step]:
+    """Return the decisions that ran control steps: all but a planner's replies."""
+    return [step for step in trajectory.steps if not step.is_reply]
+
+
+def _join_instructions(trajectory: Trajectory) -> tuple[str, ...] | None:
+    """Return what a planner told the robot at each control step; None if no planner did."""
+    chunks = _list_chunks(trajectory)
+    if len(chunks) == len(trajectory.steps):
+        return None
+    return tuple(
+        step.observation["instruction"] for step in chunks for _ in range(step.num_executed)
+    )
 
 
 def _plain_option(value: Any) -> Any:

@@ -17,11 +17,16 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.learner import Checkpoint
-from vla_rl.pipelines.config import LearningConfig, RunConfig, TextTrainingConfig
+from vla_rl.pipelines.config import (
+    LearningConfig,
+    PlannerTrainingConfig,
+    RunConfig,
+    TextTrainingConfig,
+)
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.metrics import import_wandb
 from vla_rl.reporting.run_directory import require_plain
-from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
+from vla_rl.rollout import TaskStart, chat_agent, embodied_agent, planner_agent
 from vla_rl.run.recording import owned_recording, record_agent, run_digest
 from vla_rl.run.resuming import Restarts, checkpoint_to_resume, load_resumable, set_later_aside
 from vla_rl.run.terminal import lasting_output, raises_one_error
@@ -61,7 +66,11 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
 
 
 def default_agent(config: LearningConfig) -> Agent:
-    """Return the default agent: `chat_agent` in text environments, else `embodied_agent`."""
+    """Return the default agent: `chat_agent` in text environments, `planner_agent` for a planner and
+    a robot, else `embodied_agent`.
+    """
+    if isinstance(config, PlannerTrainingConfig):
+        return partial(planner_agent, planner=config.planner)
     return (
         partial(chat_agent, limits=config.chat)
         if isinstance(config, TextTrainingConfig)

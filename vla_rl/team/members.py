@@ -117,10 +117,20 @@ class Team:
     """Consecutive updates in which one member learns while the others are frozen. None: all members
     learn in each update."""
 
+    learning: tuple[str, ...] | None = None
+    """Members that learn; the others keep their weights. None: all."""
+
     def __post_init__(self) -> None:
         if not self.members:
             raise ConfigError(
                 "the team has no members, expected one for each agent of the environments"
+            )
+        if (
+            self.learning is not None
+            and not set(self.learning) & self.members.keys() == set(self.learning) != set()
+        ):
+            raise ConfigError(
+                f"Team.learning is {self.learning}, expected some of the members {sorted(self.members)}"
             )
 
     @classmethod
@@ -288,7 +298,7 @@ def make_learners(
             learners[name] = Learner(
                 member.model, lane, settings, publish_to=sinks, weight_version=weight_version
             )
-    return LearnerTeam(learners, team.updates_per_turn)
+    return LearnerTeam(learners, team.updates_per_turn, team.learning)
 
 
 def _over_run(config: LearningConfig, settings: SettingsT) -> SettingsT:

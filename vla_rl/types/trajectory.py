@@ -197,6 +197,11 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, 
     label of this decision. None: it has no label."""
 
     @property
+    def is_reply(self) -> bool:
+        """Whether it is a reply in a conversation and no control steps."""
+        return "prompt_tokens" in self.observation
+
+    @property
     def num_executed(self) -> int:
         """Control steps of this chunk that ran."""
         return len(self.rewards)

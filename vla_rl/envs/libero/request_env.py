@@ -5,12 +5,14 @@ several skills, in an order, with things that must not be, and only the one who 
 done. Goals are predicates of LIBERO's goal files, evaluated by LIBERO's own code after each control step.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
 from vla_rl.envs.libero.env import LiberoEnv
 from vla_rl.envs.libero.task_files import read_goals, read_names
 from vla_rl.envs.libero.tasks import Task, list_tasks
+from vla_rl.envs.mujoco.drawing_quality import Quality
 from vla_rl.types import Info, Observation
 
 PREDICATES: Final = {"on": 2, "in": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1}
@@ -19,6 +21,9 @@ PREDICATES: Final = {"on": 2, "in": 2, "open": 1, "close": 1, "turnon": 1, "turn
 UNDONE_STEPS: Final = 20
 """Control steps, a second, after which a goal that no longer holds is undone. A thing that is put down
 bounces: `on` is true at the first touch, and may be false at the next step."""
+
+_prepared: set[tuple[object, ...]] = set()
+"""Arguments of the scenes that this process has prepared."""
 
 SENTENCES: Final = {
     "on": "The {} is on the {}.",
@@ -79,6 +84,24 @@ class LiberoRequestEnv(LiberoEnv):
         self._missed = [0] * len(goals)
         """Control steps since each goal held last."""
         self._progress = 0.0
+
+    @classmethod
+    def prepare(
+        cls,
+        suite: str = "libero_goal",
+        task_id: int = 0,
+        assets: str | os.PathLike[str] | None = None,
+        scene_seed: int = 0,
+        image_size: int = 224,
+        quality: Quality = "exact",
+        **_of_each_env: object,
+    ) -> None:
+        """Build the scene, as `LiberoEnv.prepare`; once for all requests that share it."""
+        key = (suite, task_id, str(assets), scene_seed, image_size, quality)
+        # Hundreds of requests share a scene, and preparing it takes seconds.
+        if key not in _prepared:
+            super().prepare(suite, task_id, assets, scene_seed, image_size, quality)
+            _prepared.add(key)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

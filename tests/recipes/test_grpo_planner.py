@@ -1,0 +1,120 @@
+"""The recipe of a planner and a robot: its requests are drawn or read, checked before anything starts, and run."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.recipes.grpo_planner import (
+    GrpoPlannerConfig,
+    list_requests,
+    main,
+    make_team,
+    training_starts,
+    validation_starts,
+)
+from vla_rl.reporting import read_metrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python -m vla_rl\.recipes\.grpo_planner(.*?)#", PAGE, re.MULTILINE)
+SMALL = [
+    *("--run.updates", "1", "--group-size", "2", "--scheduler.groups-per-update", "1"),
+    *("--simulators.num-envs", "1", "--num-requests", "2", "--num-validation", "0"),
+    *("--step-limit", "24", "--planner.max-call-steps", "8", "--planner.max-turns", "2"),
+    *("--assets", "stand-ins", "--run.device", "cpu"),
+]
+
+
+def parsed(*words: str) -> Command[TrainingLaunch, GrpoPlannerConfig]:
+    return parse_command(TrainingLaunch, GrpoPlannerConfig, "", list(words))
+
+
+def write_requests(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("rest", COMMANDS)
+def test_a_command_of_the_page_is_understood(rest: str) -> None:
+    words = shlex.split(rest)
+    config = parsed(*words).config
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        found: Any = config
+        for field in option.removeprefix("--").replace("-", "_").split("."):
+            found = getattr(found, field)
+        assert str(found) == value
+
+
+def test_training_and_held_out_requests_share_no_start() -> None:
+    config = parsed().config
+    trained, held_out = training_starts(config), validation_starts(config)
+    assert (len(trained), len(held_out)) == (256, 40)
+    assert {start.task for start in held_out} <= {
+        f"{split}/{num} skills" for split in ("wordings", "combinations") for num in (2, 3)
+    }
+    assert not {start.options["init_state_id"] for start in trained} & {
+        start.options["init_state_id"] for start in held_out
+    }
+    assert not {start.env.kwargs["request"] for start in trained} & {
+        start.env.kwargs["request"] for start in held_out
+    }
+
+
+def test_own_requests_are_read_with_their_order_and_what_they_forbid(tmp_path: Path) -> None:
+    row = {"request": "light it", "goals": ["turnon flat_stove_1"], "in_order": True}
+    file = write_requests(tmp_path / "own.jsonl", row, row)
+    (first, _) = list_requests(parsed("--requests", file).config)
+    assert (first.request, first.goals, first.in_order) == (
+        "light it", ("turnon flat_stove_1",), True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"goals": ["on ketchup_1 plate_1"]}, r"row 1: .*'ketchup_1', which is not in the scene"),
+        ({"goals": ["fetch plate_1"]}, r"row 1: the predicate 'fetch plate_1' is none of"),
+        ({"goals": "turnon flat_stove_1"}, r"row 1: Expected `array`, got `str` - at `\$.goals`"),
+        ({"goals": []}, r"row 1: the request has no goals"),
+        ({"goals": ["turnon flat_stove_1"], "never": []}, r"row 1: .*unknown field `never`"),
+    ],
+)
+def test_a_request_that_cannot_be_fulfilled_is_refused_before_anything_starts(
+    tmp_path: Path, row: dict[str, Any], told: str
+) -> None:
+    good = {"request": "light it", "goals": ["turnon flat_stove_1"]}
+    file = write_requests(tmp_path / "own.jsonl", good, {"request": "do it", **row})
+    with pytest.raises(ConfigError, match=told):
+        list_requests(parsed("--requests", file).config)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nothing.jsonl is no file"):
+        list_requests(parsed("--requests", str(tmp_path / "nothing.jsonl")).config)
+
+
+def test_who_learns_is_chosen_and_the_shipped_policies_make_the_team() -> None:
+    for learns, wanted in (("both", None), ("planner", ("planner",)), ("robot", ("robot",))):
+        team = make_team(parsed("--learns", learns, "--assets", "stand-ins").config)
+        assert team.learning == wanted
+        assert list(team.members) == ["planner", "robot"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_the_recipe_runs_with_the_placeholder_assets(tmp_path: Path) -> None:
+    file = write_requests(
+        tmp_path / "own.jsonl", {"request": "light it", "goals": ["turnon flat_stove_1"]}
+    )
+    status = await main(parsed(*SMALL, "--requests", file, "--run.root", str(tmp_path)))
+    assert status == 0
+    run = tmp_path / next(name for name in os.listdir(tmp_path) if name.startswith("grpo_planner"))
+    (line,) = read_metrics(run / "metrics.jsonl")
+    assert line["planner/update/decisions"] >= 2
+    assert line["rollout/env_steps_per_s"] > 0

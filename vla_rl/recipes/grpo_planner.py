@@ -1,0 +1,245 @@
+"""A planner and the robot that it calls learn in one run: `python -m vla_rl.recipes.grpo_planner`.
+
+    request ─► planner ─► do("put the bowl on the plate", 120) ─► robot in LIBERO ─► scene in words ─► planner ...
+
+An episode is one request of two or three skills in the scene of libero_goal, such as "light the burner, but
+first open the drawer between the other two"; success is the simulator's. The planner is compared by turns,
+the robot by its calls (`--advantage.name hierarchical_rloo`, docs/planner.md):
+
+    --learns both                       both policies learn in every update
+    --learns planner, --learns robot    one learns, the other keeps its weights
+    --advantage.name grpo               one advantage for all decisions of an agent in an episode
+    --planner-policy smollm2            a public language model (`vla-rl install smollm2`)
+    --requests my_requests.jsonl        requests of your own
+
+Held-out requests, in other words and of other combinations of skills, are run before the first update and
+after the last.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+import vla_rl
+from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
+from vla_rl.datasets.prompts import read_prompts
+from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
+from vla_rl.envs.libero.request_env import check_request, list_skills
+from vla_rl.envs.libero.requests import Request, Split, draw_requests
+from vla_rl.envs.libero.tasks import find_task
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.scenes import (
+    ImageSize,
+    LiberoAssets,
+    LiberoQuality,
+    LiberoScene,
+    Physics,
+    StepLimit,
+    resolve_checkpoint,
+)
+from vla_rl.evaluation.suites import LIBERO
+from vla_rl.evaluation.validation import Validation
+from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.models import language
+from vla_rl.models.loading import SHIPPED, CheckpointFormat, load_policy
+from vla_rl.pipelines.config import PlannerTrainingConfig, RunConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.recipes.trainable_policy import require_trainable
+from vla_rl.rollout import PlannerConfig, SchedulerConfig, TaskStart, planner_agent
+from vla_rl.rollout.planner_agent import DO, FINISH, MANUAL, PLANNER, ROBOT
+from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.engines import LanguageModel
+    from vla_rl.team.members import Team
+
+
+ENV_ID: Final = "vla_rl/libero_request-v0"
+SUITE: Final = "libero_goal"
+SCENE_TASK: Final = 0
+"""The task of the suite whose scene and starts the requests have; all ten share one scene."""
+
+NEW: Final = "new"
+NUM_STARTS: Final = 40
+"""Starts of training; held-out requests have the next ten."""
+
+
+class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of a planner and a robot."""
+
+    run: RunConfig = RunConfig(name="grpo_planner", updates=24, checkpoint_every=8)
+    pipeline: str = "embodied_grpo"
+    group_size: PositiveInt = 8
+    reward: RewardConfig = RewardConfig(function="environment")
+    advantage: AdvantageConfig = AdvantageConfig(name="hierarchical_rloo")
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=8, rss_limit_mb=4000)
+    engine: EngineConfig = EngineConfig(max_batch=16, kept_conversations=32, max_reply=160)
+    planner: PlannerConfig = PlannerConfig(max_turns=8, max_call_steps=150, max_reply=160)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=4),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        minibatch_trajectories=8,
+        micro_batch_tokens=8192,
+    )
+    """Learner of both policies; `planner_optimizer` replaces its optimizer for the planner."""
+
+    planner_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, warmup_steps=4)
+    """Optimizer of the planner."""
+
+    learns: Literal["both", "planner", "robot"] = "both"
+    """Policies that learn; the other one keeps its weights."""
+
+    policy: str = SHIPPED
+    """Checkpoint of the robot's policy, as in `srpo_libero`."""
+
+    planner_policy: str = NEW
+    """Folder or hub id of the planner's language model. new: a small one with random weights, which learns to
+    choose among the skills."""
+
+    requests: str | None = None
+    """File of requests to train on, .jsonl or .parquet, with the fields of `Request`. None: drawn ones."""
+
+    num_requests: PositiveInt = 256
+    """Number of drawn requests to train on."""
+
+    num_validation: NonNegativeInt = 20
+    """Held-out requests of each kind, wordings and combinations, for the validation before the first update
+    and after the last. 0: none."""
+
+    step_limit: StepLimit = 600
+    image_size: ImageSize | None = None
+    quality: LiberoQuality | None = None
+    physics: Physics = "fast"
+    assets: LiberoAssets = None
+
+    @property
+    def scene(self) -> LiberoScene:
+        """Conditions of the episodes."""
+        return LiberoScene.from_options(self, self.policy, self.step_limit)
+
+
+def list_requests(config: GrpoPlannerConfig) -> list[Request]:
+    """Return the requests to train on.
+
+    Raises: DataError for a file that cannot be read; ConfigError naming the row of a request that is none,
+        or whose goals cannot hold in the scene.
+    """
+    if config.requests is None:
+        return draw_requests("train", config.num_requests, config.run.seed)
+    found = []
+    for number, row in enumerate(read_prompts(config.requests, ("request", "goals"))):
+        try:
+            request = msgspec.convert(row, Request)
+            check_request(find_task(SUITE, SCENE_TASK), request.goals, request.forbidden)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigError(f"{config.requests}: row {number}: {error}") from error
+        found.append(request)
+    return found
+
+
+def make_starts(
+    config: GrpoPlannerConfig, requests: Sequence[Request], init_states: range
+) -> list[TaskStart]:
+    """Return each request from one of the starts, by turns."""
+    return [
+        TaskStart(
+            env=EnvSpec(
+                id=ENV_ID,
+                kwargs={
+                    "suite": SUITE,
+                    "task_id": SCENE_TASK,
+                    "request": request.request,
+                    "goals": list(request.goals),
+                    "forbidden": list(request.forbidden),
+                    "in_order": request.in_order,
+                    **config.scene.kwargs,
+                },
+            ),
+            task=request.task,
+            options={"init_state_id": init_states[number % len(init_states)]},
+        )
+        for number, request in enumerate(requests)
+    ]
+
+
+def training_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
+    """Return the requests to train on, from the starts to train on."""
+    return make_starts(config, list_requests(config), range(NUM_STARTS))
+
+
+def validation_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
+    """Return held-out requests from held-out starts."""
+    splits: tuple[Split, ...] = ("wordings", "combinations")
+    requests = [
+        request for split in splits for request in draw_requests(split, config.num_validation)
+    ]
+    return make_starts(config, requests, range(NUM_STARTS, NUM_STARTS + 10))
+
+
+def make_validation(config: GrpoPlannerConfig) -> Validation | None:
+    """Return the validation of the run; None if `num_validation` is 0."""
+    if config.num_validation == 0:
+        return None
+    agent = partial(planner_agent, planner=config.planner)
+    sampling = Sampling(temperature=config.temperature)
+    return Validation(validation_starts(config), 1, agent, sampling)
+
+
+def make_planner(config: GrpoPlannerConfig) -> "LanguageModel[Any]":
+    """Load the planner, or make a new one whose tokenizer knows the words of requests and skills."""
+    if config.planner_policy != NEW:
+        return language.load_language_model(config.planner_policy)
+    skills = list_skills(find_task(SUITE, SCENE_TASK))
+    texts = [MANUAL, DO, FINISH, *skills, *(each.request for each in draw_requests("train", 200))]
+    shape = language.TinyConfig(context_size=4096, vocab_size=1024)
+    return language.tiny(shape, texts, derive_seed(config.run.seed, "planner"))
+
+
+def make_team(config: GrpoPlannerConfig) -> "Team":
+    """Make the team of the planner and the robot."""
+    folder = resolve_checkpoint(config.policy, config.assets)
+    robot = load_policy(folder, CheckpointFormat(), config.run.device)
+    require_trainable(robot, folder, config.learner)
+    learner = msgspec.structs.replace(config.learner, optimizer=config.planner_optimizer)
+    members = {
+        PLANNER: vla_rl.Member(make_planner(config), learner=learner),
+        ROBOT: vla_rl.Member(robot),
+    }
+    return vla_rl.Team(members, learning=None if config.learns == "both" else (config.learns,))
+
+
+async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config = command.config
+    starts = training_starts(config)
+    print(f"{len(starts)} requests, such as {starts[0].env.kwargs['request']!r}", flush=True)
+    return await launch(
+        command,
+        starts,
+        make_team(config),
+        EpisodeFootprint(
+            what_runs=ENV_ID,
+            simulator_mb=LIBERO.simulator_mb,
+            server_mb=LIBERO.server_mb,
+            chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
+            num_chunks=config.step_limit // 4,
+        ),
+        evaluator=make_validation(config),
+        agent=partial(planner_agent, planner=config.planner),
+    )
+
+
+cli = partial(run_recipe, TrainingLaunch, GrpoPlannerConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
