@@ -1,9 +1,9 @@
 """Train a small flow policy on the reaching task from its scripted expert: `python -m vla_rl.recipes.sft_toy`.
 
-The policy sees the image and the instruction, and decides chunks of 4 x 2 numbers by a flow. It needs
-neither a simulator nor data, and is written to a folder in a minute. The expert hesitates: its speed is
-drawn anew in each episode, so that the policy often runs out of steps, and reinforcement learning has
-something to improve:
+The policy sees the image, the hand's place and the instruction, and decides chunks of 4 x 2 numbers by a
+flow; which square is red is in the image alone. It needs neither a simulator nor data, and is written to a
+folder in a minute. The expert hesitates: its speed is drawn anew in each episode, so that the policy often
+runs out of steps, and reinforcement learning has something to improve:
 
     vla-rl sft_toy --out reach_base
     vla-rl train_toy --pipeline ppo --policy reach_base --config reach_ppo
@@ -81,12 +81,13 @@ def new_policy(config: SftToyConfig) -> "FlowPolicy":
     """Create the policy with random weights."""
     # torch takes seconds to import: `--help` and errors in options must not wait for it
     from vla_rl.models.flow.config import FlowSampling
-    from vla_rl.models.flow.small import SmallFlowConfig
+    from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
     from vla_rl.models.flow.small_folder import create_small_flow
     from vla_rl.models.prismatic.action_tokens import unit_bounds
 
     shape = SmallFlowConfig(
         actions=unit_bounds(2),
+        state=StateConfig(mean=(0.0, 0.0), std=(0.5, 0.5)),
         image_size=IMAGE_SIZE,
         horizon=CHUNK_SIZE,
         width=config.width,
