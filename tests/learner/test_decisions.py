@@ -191,7 +191,8 @@ def test_every_input_of_a_loss_is_a_column() -> None:
     computed_by_the_loss = {"log_prob", "sampler_log_prob"}
     # computed by a flow policy's `predict` in the pass, from what was drawn
     computed_by_the_loss |= {
-        *("prediction", "behavior_prediction", "step_std", "velocity_weight", "reached")
+        *("prediction", "behavior_prediction", "step_std", "velocity_weight", "reached"),
+        "behavior_velocity",
     }
     inputs = {each.name for each in fields(TokenBatch)} - computed_by_the_loss
     assert inputs <= {each.name for each in fields(TokenColumns)}

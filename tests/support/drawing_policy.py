@@ -78,7 +78,7 @@ class DrawingPolicy(MlpPolicy):
         weight = scale * (1.0 + steps)[:, None]
         return Predictions(
             *self.log_probs(batch, tokens, temperatures),
-            scale * mean, scale * acted, scale * tokens, torch.ones_like(weight), weight,
+            scale * mean, scale * acted, scale * tokens, torch.ones_like(weight), weight, acted,
         )  # fmt: skip
 
     def features(self, batch: Any) -> Tensor:

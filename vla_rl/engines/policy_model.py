@@ -86,6 +86,9 @@ class Predictions(NamedTuple):
     velocity_weight: Tensor
     """float32 [B, 1], derivative of the prediction by the velocity."""
 
+    behavior_velocity: Tensor
+    """float32 [B, T], the velocity under the weights that acted, as the decision has stored it."""
+
 
 class TokenModel(Protocol[BatchT]):
     """A network that chooses tokens for an observation; the number of tokens depends on the family.

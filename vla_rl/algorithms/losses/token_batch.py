@@ -55,6 +55,7 @@ class TokenBatch:
         reached: float [B, T], the number that was reached: the token, or the action at the flow's end.
         step_std: float [B, 1], standard deviation of the decision's stochastic step; 0 without noise.
         velocity_weight: float [B, 1], derivative of a prediction by the velocity.
+        behavior_velocity: float [B, T], the velocity under the weights that acted.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -76,6 +77,7 @@ class TokenBatch:
     reached: Tensor | None = None
     step_std: Tensor | None = None
     velocity_weight: Tensor | None = None
+    behavior_velocity: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._convert()
@@ -94,6 +96,7 @@ class TokenBatch:
             "prediction",
             "behavior_prediction",
             "reached",
+            "behavior_velocity",
         ):
             self._check_shape(name, full)
         for name in ("step_std", "velocity_weight"):

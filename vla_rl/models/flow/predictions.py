@@ -105,4 +105,5 @@ def predict_decisions(
         numbers if predicts == "next_state" else stored.end,
         transition.std[:, None],
         now.velocity_weight[:, None],
+        stored.velocity,
     )

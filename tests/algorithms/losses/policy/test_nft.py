@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.kl import exact_kl
 from vla_rl.algorithms.losses import KlLossConfig, PolicyLossConfig, TokenBatch, policy_loss
+from vla_rl.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"error_weight": "none", "max_drift": 100.0}
 
@@ -137,3 +138,42 @@ def test_a_batch_without_predictions_is_refused() -> None:
         loss_of("nft")(batch)
     with pytest.raises(ValueError, match=r"step_std is \[1, 2\], expected \[1, 1\]"):
         batch_of(row(0.3, 0.0), 1.0, step_std=row(1.0, 1.0))
+
+
+CLIPPED: dict[str, Any] = PLAIN | {"form": "mse", "nft_clip_ratio": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "advantage", "expected", "has_gradient"),
+    [
+        # the velocity has moved by 0.3 / 0.5 = 0.6, and may move by half of 0.8: the prediction by 0.2.
+        # E+ = (0.3 - 1)^2 = 0.49 against (0.2 - 1)^2 = 0.64: the greater, which has no gradient
+        (0.3, 1.0, 0.64, False),
+        # E- = (-0.3 - 1)^2 = 1.69 against 1.44: going the wrong way costs whatever it is
+        (0.3, -1.0, 1.69, True),
+        # within the ratio nothing changes
+        (0.1, 1.0, 0.81, True),
+        # towards a worse prediction for a good decision
+        (-0.3, 1.0, 1.69, True),
+    ],
+)
+def test_a_loss_that_a_long_change_lowers_is_clipped(
+    prediction: float, advantage: float, expected: float, has_gradient: bool
+) -> None:
+    given = row(prediction, 0.0).requires_grad_()
+    batch = batch_of(given, advantage, behavior_velocity=row(0.0, 0.8))
+    config = PolicyLossConfig(name="nft", **CLIPPED)
+    losses, _ = policy_loss(config)(batch)
+    loss = losses.sum()
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert given.grad is not None
+    assert bool(given.grad.abs().sum() > 0.0) == has_gradient
+
+
+def test_the_ratio_needs_the_old_velocity_and_the_form_that_reads_it() -> None:
+    config = PolicyLossConfig(name="nft", **CLIPPED)
+    with pytest.raises(ValueError, match="behavior_velocity"):
+        policy_loss(config)(batch_of(row(0.3, 0.0), 1.0))
+    with pytest.raises(ConfigError, match="expected none with form dpo"):
+        PolicyLossConfig(name="nft", nft_clip_ratio=0.5)
