@@ -8,6 +8,7 @@ vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl serve CHECKPOINT           serve a policy to robots and benchmarks (openpi's protocol)
 vla-rl compare EVAL EVAL          two evaluations start by start: the difference with its interval
+vla-rl replay show RUN            what a replay buffer holds; check reads every byte, export writes its rows
 vla-rl host                       let this machine run episodes for another one
 vla-rl export carla DIR           files for the machine with CARLA, or with navsim: `vla-rl export navsim DIR`
 vla-rl install libero             LIBERO; `vla-rl install --help` lists the others
@@ -30,6 +31,7 @@ COMMANDS: Final = {
     "export": "vla_rl.cli.export",
     "host": "vla_rl.cli.host",
     "install": "vla_rl.cli.install",
+    "replay": "vla_rl.cli.replay",
     "serve": "vla_rl.cli.serve",
     "compare": "vla_rl.cli.compare",
     "why": "vla_rl.cli.why",

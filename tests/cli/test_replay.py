@@ -1,0 +1,126 @@
+"""`vla-rl replay` shows, checks and exports the rows of a replay buffer."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from episode_rows import LAYOUT, make_episode_rows
+
+from vla_rl.cli.main import main as vla_rl
+from vla_rl.cli.replay import main
+from vla_rl.replay import ReplayBuffer
+from vla_rl.replay.segments import list_segments
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run's folder with five episodes of two tasks, one of them imported."""
+    with ReplayBuffer(tmp_path / "run" / "replay", LAYOUT) as buffer:
+        shown = [make_episode_rows(90, is_success=True, task="open [the] box")]
+        buffer.append(shown, is_demonstration=True, source="/data/demos")
+        for number in range(4):
+            task = ("open [the] box", "close it")[number % 2]
+            buffer.append([make_episode_rows(number, is_success=number == 1, task=task)])
+    return tmp_path / "run"
+
+
+def test_show_counts_episodes_successes_and_rows_by_task_and_origin(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["show", str(run)]) == 0
+    told = capsys.readouterr().out
+    lines = [line.replace("│", " ").split() for line in told.splitlines()]
+    assert "5 files" in told
+    assert "residual head over the base abababababab" in told
+    counted = [line[-5:] for line in lines if line[:1] in (["close"], ["open"], ["all"])]
+    # successes of all tasks: the demonstration, and episode 1
+    assert counted == [
+        ["2", "1", "6", "0", "0"],
+        ["1", "1", "3", "0", "0"],
+        ["2", "0", "6", "0", "0"],
+        ["5", "2", "15", "0", "0"],
+    ]
+    assert "demonstrations of /data/demos" in told
+
+
+def test_check_names_every_damaged_file_and_fails(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(run / "replay")]) == 0
+    assert "5 of 5 files are whole" in capsys.readouterr().out
+    cut, flipped, *_ = list_segments(run / "replay")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    assert main(["check", str(run)]) == 1
+    told = capsys.readouterr().out
+    assert f"{cut} has " in told
+    assert f"{flipped} is not what was written" in told
+    assert "3 of 5 files are whole" in told
+    assert main(["show", str(run)]) == 2
+
+
+def test_export_writes_all_columns_without_pickle(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.npz"
+    assert main(["export", str(run), str(out)]) == 0
+    with np.load(out, allow_pickle=False) as exported:
+        assert set(exported) == {*LAYOUT.row_dtype.names, "task_names"}
+        tasks = exported["task_names"][exported["task"]]
+        assert dict(zip(exported["episode"].tolist(), tasks.tolist(), strict=True)) == {
+            90: "open [the] box", 0: "open [the] box", 1: "close it", 2: "open [the] box", 3: "close it"
+        }  # fmt: skip
+        wanted = make_episode_rows(3).rows
+        is_third = exported["episode"] == 3
+        for name in set(LAYOUT.row_dtype.names) - {"task"}:
+            assert np.array_equal(exported[name][is_third], wanted[name]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["show", "nowhere"], "nowhere has no rows"),
+        (["export", "run", "rows.pkl"], "rows.pkl has another suffix"),
+    ],
+)
+def test_a_folder_or_file_that_does_not_fit_is_one_error(
+    arguments: list[str],
+    told: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(run.parent)
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_existing_file_is_not_replaced(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.npz"
+    out.write_bytes(b"mine")
+    assert main(["export", str(run), str(out)]) == 2
+    assert out.read_bytes() == b"mine"
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_rows_of_two_policies_in_one_folder_are_not_mixed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = msgspec.structs.replace(LAYOUT, base_digest="cd" * 32)
+    with ReplayBuffer(tmp_path / "other", other) as buffer:
+        for number in range(6):
+            buffer.append([make_episode_rows(number, layout=other)])
+    sixth = list_segments(tmp_path / "other")[-1]
+    sixth.rename(run / "replay" / sixth.name)
+    assert main(["export", str(run), str(tmp_path / "rows.npz")]) == 2
+    assert "is of another policy than the first file: base_digest" in capsys.readouterr().err
+    assert not (tmp_path / "rows.npz").exists()
+
+
+def test_the_program_knows_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vla_rl(["replay", "check", str(run)]) == 0
+    assert "files are whole" in capsys.readouterr().out
