@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "errors", "util", "types", "actors", "cluster", "env_workers", "rollout",
-        "reporting", "engines", "learner", "envs", "models", "pipelines", "evaluation",
+        "reporting", "engines", "learner", "envs", "models", "replay", "pipelines", "evaluation",
         "team", "remote_rollout", "run", "serving", "endpoint",
     },
     # endpoint: `grpo_verifiers` opens its pool of verifiers' environments
