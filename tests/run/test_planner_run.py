@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from small_episodes import SHAPE as ROBOT_SHAPE
 
 from vla_rl.algorithms import AdvantageConfig
+from vla_rl.cli.report import write_report
 from vla_rl.datasets import read_lerobot
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
@@ -128,6 +129,9 @@ async def test_both_learn_from_their_own_decisions_of_one_episode(tmp_path: Path
         lines_of = video.with_suffix(".txt").read_text().splitlines()
         assert lines_of[0] == "request: light both lamps"
         assert lines_of[-1].startswith("end: ")
+    page = write_report(outcome.run).read_text()
+    assert page.count("data:video/mp4;base64,") == min(len(videos), 3)
+    assert "request: light both lamps" in page
 
 
 @pytest.mark.parametrize("name", ["planner", "robot"])

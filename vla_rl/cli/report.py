@@ -42,13 +42,14 @@ from vla_rl.evaluation.records import (
 from vla_rl.evaluation.tables import Mean, compute_mean, format_mean, part_means
 from vla_rl.evaluation.validation import read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
+from vla_rl.reporting.videos import list_transcripts
 from vla_rl.run.terminal import lasting_output
 from vla_rl.util.atomic_files import replace_file
 
 logger = logging.getLogger(__name__)
 
 MAX_PAIRS = 3
-"""Maximum number of pairs of contact sheets, before and after training, that are shown."""
+"""Maximum number of pairs of contact sheets, before and after training, and of transcripts that are shown."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,10 @@ def write_report(run: RunDirectory) -> Path:
         how_to_evaluate=how_to_evaluate(_read_json(run.config)),
         strips=_sheet_pairs(run, held_out),
         drives=_drive_pairs(run),
+        transcripts=[
+            (video.name, _data_url(video, "video/mp4"), text)
+            for video, text in list_transcripts(run.videos)[:MAX_PAIRS]
+        ],
         graph=_read_text(run.path / "graph.txt"),
     )
     path = run.path / "report.html"
@@ -323,9 +328,9 @@ def _drive_pairs(run: RunDirectory) -> list[SheetPair]:
     ]
 
 
-def _data_url(path: Path) -> str:
+def _data_url(path: Path, kind: str = "image/jpeg") -> str:
     # inside the page, so that a report can be sent as one file
-    return f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _command(versions: dict[str, Any]) -> str:

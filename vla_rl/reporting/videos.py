@@ -336,6 +336,13 @@ def format_transcript(trajectory: Trajectory) -> str:
     return "\n".join([*lines, f"end: {trajectory.stop_reason.value}", ""])
 
 
+def list_transcripts(folder: Path) -> list[tuple[Path, str]]:
+    """Return the videos of a folder that have a transcript beside them, each with it, the newest first."""
+    texts = sorted(folder.glob("update_*.txt"), reverse=True)
+    videos = [(text.with_suffix(".mp4"), text) for text in texts]
+    return [(video, text.read_text(encoding="utf-8")) for video, text in videos if video.exists()]
+
+
 def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8] | ArrayRef]:
     """Return the image of each observation, the final one included.
 
