@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 import vla_rl
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models import openvla_oft
 from vla_rl.models.families import PolicyFamily, find_family
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.prismatic.conventions import (
+    AS_STORED,
     FLOW_OPTIONS,
     STEERED_OPTIONS,
     CheckpointFormat as CheckpointFormat,
@@ -24,6 +25,12 @@ from vla_rl.models.prismatic.conventions import (
     refuse_unused,
 )
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
+from vla_rl.models.steered.file import (
+    MODEL_TYPE,
+    explain_missing_base,
+    read_steered_file,
+    require_base_source,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +83,7 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
 
         Raises: CheckpointError.
         """
-        return list_files(checkpoint, self.adapter)
+        return list_files(checkpoint, self)
 
     def open_checkpoint(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
         """Read a checkpoint of OpenVLA's families with its adapter, without the weights.
@@ -224,14 +231,26 @@ def choose_device(asked: Device) -> "torch.device":
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def list_files(checkpoint: str, adapter: str | None = None) -> tuple[Path, ...]:
-    """Return all files of a checkpoint of any family, its adapter's included. Raises: CheckpointError."""
+def list_files(checkpoint: str, format: CheckpointFormat = AS_STORED) -> tuple[Path, ...]:
+    """Return all files of a checkpoint of any family, those of its adapter or of its frozen base included.
+
+    Raises: CheckpointError.
+    """
     from vla_rl.models.prismatic.folder import open_folder
 
-    if _find_family(checkpoint) is None:
-        return open_folder(checkpoint, adapter).all_files
+    family = _find_family(checkpoint)
+    if family is None:
+        return open_folder(checkpoint, format.adapter).all_files
+    folder = _locate(checkpoint)
     # in folders below it too, where openpi keeps the statistics
-    return tuple(sorted(path for path in _locate(checkpoint).rglob("*") if path.is_file()))
+    own = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    if MODEL_TYPE not in family.config_types:
+        return own
+    source = require_base_source(folder, read_steered_file(folder), format.base_policy)
+    try:
+        return own + list_files(source.path, source.format)
+    except CheckpointError as error:
+        raise explain_missing_base(folder, source, error) from error
 
 
 def count_weight_bytes(files: Iterable[Path]) -> int:
@@ -272,7 +291,7 @@ def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
             if name not in NEWER_OPTIONS or getattr(format, name) is not None
         }
     )
-    digest = compute_digest(list_files(folder, format.adapter))
+    digest = compute_digest(list_files(folder, format))
     return hashlib.blake2b(digest.encode() + settings, digest_size=16).hexdigest()
 
 

@@ -9,7 +9,12 @@ from safetensors import safe_open
 from steered_bases import BASES, make_steered
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.loading import CheckpointConfig, load_policy
+from vla_rl.models.loading import (
+    CheckpointConfig,
+    compute_digest,
+    count_weight_bytes,
+    load_policy,
+)
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.models.steered.digest import compute_base_digest
@@ -136,3 +141,15 @@ def test_a_digest_survives_saving_and_changes_with_any_weight(family: str, tmp_p
     with torch.no_grad():
         next(iter(policy.network.parameters())).view(-1)[0] += 1.0
     assert compute_base_digest(policy) != digest
+
+
+def test_the_files_of_a_head_are_its_own_and_its_bases(tmp_path: Path) -> None:
+    save_over(tmp_path, "mlp")
+    format = CheckpointConfig()
+    files = format.list_files(str(tmp_path / "head"))
+    assert {each.parent.name for each in files} == {"head", "base"}
+    weights = (tmp_path / "head" / "model.safetensors", tmp_path / "base" / "model.safetensors")
+    assert count_weight_bytes(files) == sum(each.stat().st_size for each in weights)
+    before = compute_digest(files)
+    (tmp_path / "base" / "notes.txt").write_text("another base")
+    assert compute_digest(format.list_files(str(tmp_path / "head"))) != before

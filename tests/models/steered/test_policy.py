@@ -12,7 +12,7 @@ from vla_rl.engines import PolicyModel
 from vla_rl.errors import ConfigError
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.testing import PolicyContract
-from vla_rl.types import Observation, Sampling, with_drawn
+from vla_rl.types import Observation, Sampling, with_drawn, with_plan
 
 
 class OfHeads(PolicyContract):
@@ -160,6 +160,22 @@ def test_the_base_is_frozen_and_shared_by_copies() -> None:
     assert all(name.startswith("steering_head.") for name in policy.checkpoint_tensors())
     trained = sum(each.numel() for each in policy.network.parameters() if each.requires_grad)
     assert trained < 20_000
+
+
+def test_the_base_follows_the_head_to_its_device() -> None:
+    policy = make_steered("mlp")
+    copied = policy.copy()
+    policy.network.to("meta")  # the only other device that every machine has
+    assert policy.base.device.type == "meta"
+    assert copied.network.norm.weight.device.type == "cpu"
+
+
+def test_a_plan_that_is_to_be_continued_is_refused() -> None:
+    policy = make_steered("flow")
+    seen = with_plan(BASES["flow"].observe(0), np.zeros((2, 3), np.float32), 1)
+    batch = policy.prepare([seen])
+    with pytest.raises(ValueError, match="which a head over a flow policy does not do"):
+        policy.sample(batch, [Sampling()])
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,12 @@ class FlowBase(FrozenBase[FlowPolicy, FlowInputs, Prefix]):
     """A flow policy; only executed rows and the robot's dimensions are numbers of its chunk."""
 
     def read(self, batch: FlowInputs) -> Prefix:
-        """Read images, prompt and state once."""
+        """Read images, prompt and state once. Raises: ValueError for a plan that is to be continued."""
+        if batch.planned is not None:
+            raise ValueError(
+                "an observation has a plan to continue (planned_actions), which a head over a flow policy does "
+                "not do; leave it out, or act with the base alone."
+            )
         return self.policy.read(batch)
 
     def features(self, read: Prefix) -> Tensor:

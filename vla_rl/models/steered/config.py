@@ -1,4 +1,7 @@
-"""Settings of a steered policy: the head's kind and sizes, and where its frozen base is found."""
+"""Settings of a steered policy: the head's kind and sizes, and where its frozen base is found.
+
+Importing this module does not import torch.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
@@ -30,7 +33,8 @@ class SteeringConfig(Config, frozen=True, kw_only=True):
 
     scale: Annotated[tuple[PositiveFloat, ...], msgspec.Meta(min_length=1)] = (0.5,)
     """Largest correction of a residual head, in units in which the base's actions are about [-1, 1]: one
-    number, or one for each dimension of a control step. A gripper needs 2 to be turned over."""
+    number, or one for each dimension of a control step. A gripper needs 2 to be turned over. Heads that steer
+    do not read it."""
 
     corrects_reference: bool = True
     """Whether a residual head adds to the base's chunk. False: it chooses a whole chunk, each number within
@@ -65,9 +69,11 @@ class SteeringConfig(Config, frozen=True, kw_only=True):
     token. On our LIBERO policy the mean solved 19 of 36 starts, the likeliest 16."""
 
     def __post_init__(self) -> None:
-        unused = ("scale", "corrects_reference") if self.steers else ("limit",)
-        if self.kind != "noise":
-            unused = (*unused, "repeats_noise")
+        # The scale is left out: a recipe may have one for its robot, whatever the kind.
+        unused = [
+            *(["corrects_reference"] if self.steers else ["limit"]),
+            *([] if self.kind == "noise" else ["repeats_noise"]),
+        ]
         for name in unused:
             # An option that nothing reads would leave its user believing that it holds.
             is_default = getattr(self, name) == _DEFAULTS[name]
@@ -92,6 +98,22 @@ _DEFAULTS: Final = {
     "limit": 1.0,
     "repeats_noise": True,
 }
+
+
+class HeadSizes(Config, frozen=True, kw_only=True):
+    """Numbers that a head reads and chooses."""
+
+    features: PositiveInt
+    """Z, numbers of the base's features."""
+
+    proprio: NonNegativeInt
+    """P, numbers of the robot's state."""
+
+    action: PositiveInt
+    """A, numbers of the head's action, and of the reference."""
+
+    action_dim: PositiveInt
+    """D, numbers of one control step; it divides the action."""
 
 
 class BaseSource(Config, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.sampling import to_normal
-from vla_rl.models.steered.heads import HeadSizes
+from vla_rl.models.steered.config import HeadSizes
 from vla_rl.types import Observation, Sampling
 
 STATE_KEY: Final = "state"

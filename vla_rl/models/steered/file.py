@@ -1,11 +1,16 @@
-"""Contents of a head's `config.json`: its settings and sizes, and which base it belongs to."""
+"""Contents of a head's `config.json`: its settings and sizes, and which base it belongs to.
 
+Importing this module does not import torch.
+"""
+
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from vla_rl.models.steered.config import BaseSource, SteeringConfig
-from vla_rl.models.steered.heads import HeadSizes
+from vla_rl.errors import CheckpointError
+from vla_rl.models.families import CONFIG_FILE
+from vla_rl.models.steered.config import BaseSource, HeadSizes, SteeringConfig
 from vla_rl.types import Config
 
 MODEL_TYPE: Final = "vla_rl_steered"
@@ -35,3 +40,39 @@ class SteeredFile(Config, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """Return the file's text."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+
+def read_steered_file(folder: Path) -> SteeredFile:
+    """Read `config.json` of a head's folder. Raises: CheckpointError."""
+    try:
+        return msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=SteeredFile)
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: not JSON, or not text
+        raise CheckpointError(
+            f"{folder} is not a steered policy's checkpoint: {CONFIG_FILE} cannot be read: {error}; choose "
+            "another one."
+        ) from error
+
+
+def require_base_source(folder: Path, file: SteeredFile, base_policy: str | None) -> BaseSource:
+    """Return where the base is: the folder that is given, else the one that the head names.
+
+    Raises: CheckpointError if neither is.
+    """
+    if base_policy is None and file.base is None:
+        raise CheckpointError(
+            f"{folder} does not say where its base is, because the base was made by a program and not loaded; "
+            "give its folder (--base-policy)."
+        )
+    stored = file.base or BaseSource(path="")
+    return stored if base_policy is None else msgspec.structs.replace(stored, path=base_policy)
+
+
+def explain_missing_base(
+    folder: Path, source: BaseSource, error: CheckpointError
+) -> CheckpointError:
+    """Return an error that names the head whose base cannot be read, and the option that helps."""
+    return CheckpointError(
+        f"the base of the head {folder} cannot be loaded from {source.path}: {error} Give the folder where it "
+        "is now (--base-policy)."
+    )

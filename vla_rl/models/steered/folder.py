@@ -14,14 +14,20 @@ import msgspec
 import torch
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.families import CONFIG_FILE, find_family
+from vla_rl.models.families import find_family
 from vla_rl.models.loading import choose_device, load_policy
 from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.models.robot_policy import RobotPolicy
 from vla_rl.models.small_files import companion_files
 from vla_rl.models.steered.bases import FrozenBase, freeze_base
 from vla_rl.models.steered.config import BaseSource
-from vla_rl.models.steered.file import MODEL_TYPE, SteeredFile
+from vla_rl.models.steered.file import (
+    MODEL_TYPE,
+    SteeredFile,
+    explain_missing_base,
+    read_steered_file,
+    require_base_source,
+)
 from vla_rl.models.steered.policy import SteeredPolicy
 from vla_rl.models.tensor_reading import holds_weights, locate
 from vla_rl.models.weight_files import read_weights
@@ -73,14 +79,12 @@ def load_steered(
 
     Raises: CheckpointError naming what is missing, unknown or damaged, or if the base is another one.
     """
+    file = read_steered_file(folder)
     try:
-        file = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=SteeredFile)
         tensors, files = read_weights(folder), companion_files(folder)
-    except (OSError, ValueError, RecursionError) as error:
-        # ValueError: not JSON, or not text
+    except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder} is not a steered policy's checkpoint: {CONFIG_FILE} cannot be read: {error}; choose "
-            "another one."
+            f"the head {folder} cannot be read: {error}; choose another one."
         ) from error
     device = device or choose_device("cpu")
     frozen = _open_base(folder, file, base, device)
@@ -94,7 +98,7 @@ def load_steered(
     if policy.network.sizes != file.sizes:
         raise CheckpointError(
             f"{folder} says that its head has {file.sizes}, but over its base it has {policy.network.sizes}; "
-            f"{CONFIG_FILE} was changed."
+            "config.json was changed."
         )
     policy.load_checkpoint_tensors(tensors)
     policy.network.to(device)
@@ -119,20 +123,11 @@ def _open_base(
         return base
     if base is not None and not isinstance(base, str):
         return freeze_base(base, has_rows, file.base)
-    if base is None and file.base is None:
-        raise CheckpointError(
-            f"{folder} does not say where its base is, because the base was made by a program and not loaded; "
-            "give its folder (--base-policy)."
-        )
-    stored = file.base or BaseSource(path="")
-    path = stored.path if base is None else base
+    source = require_base_source(folder, file, base)
     try:
-        return load_base(path, stored.format, device, has_rows)
+        return load_base(source.path, source.format, device, has_rows)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"the base of the head {folder} cannot be loaded from {path}: {error} Give the folder where it "
-            "is now (--base-policy)."
-        ) from error
+        raise explain_missing_base(folder, source, error) from error
 
 
 def _name_given(base: object, file: SteeredFile) -> str:

@@ -15,31 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.steered.config import SteeringConfig
+from vla_rl.models.steered.config import HeadSizes, SteeringConfig
 from vla_rl.models.steered.distribution import SteeringDistribution
-from vla_rl.types import Config, NonNegativeInt, PositiveInt
 
 LOG_STD_RANGE: Final = (-5.0, 2.0)
 """Smallest and largest logarithm of a learnt standard deviation."""
 
 STEERING_GAIN: Final = 0.01
 """Gain of the initial weights of a head that steers: its mean begins near 0, the base's most typical choice."""
-
-
-class HeadSizes(Config, frozen=True, kw_only=True):
-    """Numbers that a head reads and chooses."""
-
-    features: PositiveInt
-    """Z, numbers of the base's features."""
-
-    proprio: NonNegativeInt
-    """P, numbers of the robot's state."""
-
-    action: PositiveInt
-    """A, numbers of the head's action, and of the reference."""
-
-    action_dim: PositiveInt
-    """D, numbers of one control step; it divides the action."""
 
 
 class FollowsHead(Protocol):
@@ -155,7 +138,9 @@ class SteeringHead(nn.Module):
 
 
 def _repeat_scale(config: SteeringConfig, sizes: HeadSizes) -> Tensor:
-    """Return the scale of each number of an action, float32 [A]."""
+    """Return the scale of each number of an action, float32 [A]; ones for a head that steers."""
+    if config.steers:
+        return torch.ones(sizes.action)
     num_given = len(config.scale)
     if num_given not in (1, sizes.action_dim):
         raise ConfigError(

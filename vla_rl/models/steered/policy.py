@@ -29,7 +29,7 @@ from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.robot_policy import RobotPolicy
 from vla_rl.models.small_files import save_folder
 from vla_rl.models.steered.bases import FrozenBase, freeze_base
-from vla_rl.models.steered.config import BaseSource, SteeredConfig, SteeringConfig
+from vla_rl.models.steered.config import BaseSource, HeadSizes, SteeredConfig, SteeringConfig
 from vla_rl.models.steered.decisions import (
     STATE_KEY,
     HeadInputs,
@@ -41,7 +41,7 @@ from vla_rl.models.steered.decisions import (
 )
 from vla_rl.models.steered.distribution import SteeringDistribution
 from vla_rl.models.steered.file import SteeredFile
-from vla_rl.models.steered.heads import HeadSizes, SteeringHead
+from vla_rl.models.steered.heads import SteeringHead
 from vla_rl.models.steered.kinds import make_steering
 from vla_rl.replay.transitions import TransitionLayout
 from vla_rl.types import Observation, Sampling
