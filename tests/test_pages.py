@@ -22,6 +22,7 @@ from tests.datasets.support.made_datasets import made_episode
 from vla_rl.actors import make_keys
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.datasets import LeRobotWriter, read_lerobot
+from vla_rl.recipes.recap_flow import RecapFlowConfig
 from vla_rl.recipes.sft_flow import SftFlowConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.rollout import SchedulerState, embodied_agent
@@ -110,7 +111,12 @@ def test_every_option_of_the_page_about_data_sets_exists() -> None:
     text = (DOCS / "data.md").read_text(encoding="utf-8")
     others, flow = text.split("## Fine-tune a flow policy")
     flow, rest = flow.split("\n## ", 1)
-    for section, recipe in ((others + rest, SftLiberoConfig), (flow, SftFlowConfig)):
+    recap, rest = rest.split("\n## ", 1)
+    for section, recipe in (
+        (others + rest, SftLiberoConfig),
+        (flow, SftFlowConfig),
+        (recap, RecapFlowConfig),
+    ):
         named = set(re.findall(r"`--([a-z-]+)", section)) - {"from", "record-to", "run", "data"}
         assert {name.replace("-", "_") for name in named} - {"policy"} <= set(
             recipe.__struct_fields__
