@@ -51,6 +51,15 @@ def test_a_command_of_the_page_is_understood(rest: str) -> None:
         assert str(found) == value
 
 
+def test_another_pipeline_keeps_the_credit_of_planner_and_robot() -> None:
+    for pipeline in ("grpo", "dapo", "embodied_grpo"):
+        config = parsed("--pipeline", pipeline).config
+        assert (config.advantage.name, config.reward.function) == (
+            "hierarchical_rloo", "environment",
+        )  # fmt: skip
+    assert parsed("--advantage.name", "grpo").config.advantage.name == "grpo"
+
+
 def test_training_and_held_out_requests_share_no_start() -> None:
     config = parsed().config
     trained, held_out = training_starts(config), validation_starts(config)

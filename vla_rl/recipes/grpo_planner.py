@@ -17,7 +17,7 @@ after the last.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -120,6 +120,16 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     quality: LiberoQuality | None = None
     physics: Physics = "fast"
     assets: LiberoAssets = None
+
+    @classmethod
+    def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
+        """Keep reward and credit with another pipeline that has no critic."""
+        if pipeline in ("ppo", "embodied_ppo"):
+            return {}
+        return {
+            "reward": {"function": "environment"},
+            "advantage": {"name": "hierarchical_rloo"},
+        }
 
     @property
     def scene(self) -> LiberoScene:
