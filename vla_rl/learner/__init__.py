@@ -3,6 +3,7 @@
 learner        `Learner`: policy gradients; `backend`: passes, and the weights of this process
 critic         `Critic`: values; `critic_backend`
 imitation      `Imitator`: cross-entropy on demonstrations (SFT); `imitation_backend`
+recap_values   values of stored control steps, for RECAP
 team           several policies that learn in one run, together or in turns
 rows           decisions as rows of tokens; decisions: those rows as padded tensors
 plan           rows of each optimizer step and of each rank
