@@ -10,22 +10,56 @@ works with any number of policies. Which decisions are a member's is the roster'
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Slice
-from vla_rl.learner.checkpoint.state import StagedTensors, TeamState
+from vla_rl.learner.checkpoint.state import StagedTensors, TeamState, TrainingState
 from vla_rl.learner.critic import PolicyCritic
 from vla_rl.learner.finiteness import TrajectoryValues
-from vla_rl.learner.learner import PolicyLearner, UpdateReport
+from vla_rl.learner.learner import UpdateReport
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
 from vla_rl.types import AgentNames, AgentPart, Trajectory
 
 T = TypeVar("T")
+
+
+class MemberLearner(Protocol):
+    """The learner of one policy: `PolicyLearner`, or `OffPolicyLearner`."""
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        ...
+
+    async def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Advantage],
+        reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
+    ) -> UpdateReport:
+        """Update the policy, and publish the new weights."""
+        ...
+
+    async def publish_unchanged(self) -> UpdateReport:
+        """Publish the same weights as a new version."""
+        ...
+
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure MFU, if this learner has processes of its own."""
+        ...
+
+    async def snapshot(self) -> TrainingState:
+        """Copy all state that the next update depends on, between two updates."""
+        ...
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it to the engines."""
+        ...
 
 
 class LearnerTeam:
@@ -41,7 +75,7 @@ class LearnerTeam:
 
     def __init__(
         self,
-        learners: Mapping[str, PolicyLearner],
+        learners: Mapping[str, MemberLearner],
         updates_per_turn: int | None = None,
         members: Collection[str] | None = None,
     ) -> None:
@@ -59,7 +93,12 @@ class LearnerTeam:
         """Number of updates, counting for every agent also those in which it did not learn."""
         return min(learner.weight_version for learner in self._learners.values())
 
-    def member(self, name: str) -> PolicyLearner:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the members."""
+        return tuple(self._learners)
+
+    def member(self, name: str) -> MemberLearner:
         """Return the learner of an agent."""
         return self._learners[name]
 

@@ -14,6 +14,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learner import CriticConfig, LearnerConfig
+from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, PlannerConfig, SchedulerConfig
 from vla_rl.types import Config, EnvPool, PositiveFloat, PositiveInt, Share
@@ -131,8 +132,8 @@ class LearningConfig(Config, frozen=True, kw_only=True):
     run: RunConfig = RunConfig()
 
     pipeline: str = "grpo"
-    """grpo, ppo, dapo, gspo, cpgd, nft, embodied_srpo, embodied_grpo, embodied_ppo, or your own as
-    "module:function". On the command line and in files it also sets its default settings."""
+    """grpo, ppo, dapo, gspo, cpgd, nft, embodied_srpo, embodied_grpo, embodied_ppo, off_policy, or your
+    own as "module:function". On the command line and in files it also sets its default settings."""
 
     group_size: PositiveInt = 4
     """Episodes from the same start. At least 2 if the advantage compares them with each other."""
@@ -290,3 +291,5 @@ class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
 
     embedding: EmbeddingConfig = EmbeddingConfig()
     srpo: SrpoConfig = SrpoConfig()
+    off_policy: OffPolicyConfig = OffPolicyConfig()
+    replay: RunReplayConfig = RunReplayConfig()

@@ -55,6 +55,11 @@ class Parts(Protocol):
         ...
 
     @property
+    def replay(self) -> Stateful:
+        """Replay buffer of the run. Raises: ConfigError if its pipeline has none."""
+        ...
+
+    @property
     def collect(self) -> Callable[..., Any]:
         """Node function `Collect`."""
         ...

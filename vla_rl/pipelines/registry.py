@@ -34,6 +34,7 @@ PIPELINES: Final = MappingProxyType(
             "embodied_srpo",
             "embodied_grpo",
             "embodied_ppo",
+            "off_policy",
         )
     }
 )
@@ -41,6 +42,12 @@ PIPELINES: Final = MappingProxyType(
 
 OPTIONAL: Final = ("reward", "overlong", "critic", "embedding", "srpo", "run.videos_every")
 """Options that some pipelines read and others do not; a pipeline without `READS` reads all."""
+
+OF_BUFFERS: Final = ("off_policy", "replay")
+"""Options of pipelines that learn from a replay buffer; a pipeline reads them if `READS` names them."""
+
+OF_GRADIENTS: Final = ("learner", "advantage", "kl_in_reward")
+"""Options of pipelines that learn by policy gradient, which the others do not read."""
 
 NAMED_TABLES: Final = ("loss", "advantage")
 """Tables of the configuration whose other fields depend on their `name`."""
@@ -69,11 +76,20 @@ def unused_by_pipeline(pipeline: str) -> dict[str, str]:
     Raises: ConfigError for an unknown name.
     """
     reads = _module_names(pipeline).get("READS", OPTIONAL)
+    others = OF_GRADIENTS if learns_from_buffer(pipeline) else OF_BUFFERS
     return {
         option: f"it is for other pipelines than {pipeline!r}"
-        for option in OPTIONAL
+        for option in (*OPTIONAL, *others)
         if option not in reads
     }
+
+
+def learns_from_buffer(pipeline: str) -> bool:
+    """Return whether a pipeline trains a head from a replay buffer: its `READS` names `off_policy`.
+
+    Raises: ConfigError for an unknown name.
+    """
+    return "off_policy" in _module_names(pipeline).get("READS", ())
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:

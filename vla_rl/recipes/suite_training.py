@@ -197,6 +197,10 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         """How held-out episodes differ from those of training, besides their starts."""
         return ""
 
+    def load_starting_policy(self) -> "RobotPolicy":
+        """Load the policy to train. Raises: ConfigError, CheckpointError."""
+        return starting_policy(self)
+
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each held-out start of a task is run."""
         return [self.held_out_scene.make_env_spec(task.suite, task.task_id)]
@@ -324,7 +328,7 @@ async def main(
     about = {"tasks": " ".join(config.tasks), "quality": config.scene.quality, **scene_facts}
     held_out = held_out_episodes(config)
     print(_describe_split(config), flush=True)
-    model = await asyncio.to_thread(starting_policy, config)
+    model = await asyncio.to_thread(config.load_starting_policy)
     # in a thread, because it reads gigabytes of weights
     about[POLICY_DIGEST] = await asyncio.to_thread(
         compute_digest_as_read, config.policy_folder, config.policy_format

@@ -47,16 +47,15 @@ from vla_rl.rollout import (
 from vla_rl.run.estimates import require_gpu_memory
 from vla_rl.run.resuming import SCHEDULER, Restarts
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
+from vla_rl.run.stored_rows import find_replay, opened_replay
 from vla_rl.team.devices import resolve_device
-from vla_rl.team.members import (
-    RunModel,
-    Team,
+from vla_rl.team.learners import (
     make_critics,
-    make_engines,
     make_learners,
     make_references,
     sharded_learners,
 )
+from vla_rl.team.members import RunModel, Team, make_engines
 from vla_rl.team.pools import RunPool, make_pool, start_kinds
 from vla_rl.types import Agent, Group, Sampling, derive_seed, list_agents, split_by_agent
 
@@ -198,10 +197,32 @@ class TrainingParts:
             self._reference = make_references(self.config, self._team, self.lane, self.learner)
         return self._reference
 
+    @property
+    def replay(self) -> Stateful:
+        """Replay buffer of the run. Raises: ConfigError if its pipeline has none."""
+        return find_replay(self.learner, self.config)
+
     @asynccontextmanager
-    async def opened_learner(self) -> AsyncIterator[None]:
-        """Start the processes of the learners that have some, and end them on leaving."""
+    async def opened_learner(
+        self, run: RunDirectory, *, is_resumed: bool, has_checkpoint: bool
+    ) -> AsyncIterator[None]:
+        """Open the replay buffer and start the processes of the learners that have some, and close
+        them on leaving.
+
+        Args:
+            run: the run, in whose folder the buffer is if the configuration names no other.
+            is_resumed: whether the folder is an earlier run's.
+            has_checkpoint: whether one of its checkpoints is restored next.
+        """
         async with AsyncExitStack() as stack:
+            buffer = opened_replay(
+                self.learner,
+                self.config,
+                run,
+                is_resumed=is_resumed,
+                has_checkpoint=has_checkpoint,
+            )
+            stack.enter_context(buffer)
             if self._cluster is not None:
                 await stack.enter_async_context(self._cluster)
                 # before the learners start: their ranks are processes of the hosts that have just

@@ -164,7 +164,10 @@ class TrainingRun:
                 f"run {run.path}: starting {parts.pool.num_envs} {describe_environments(self._config)}",
                 flush=True,
             )
-            async with parts.runtime, parts.lane, parts.opened_learner():
+            opened = parts.opened_learner(
+                run, is_resumed=is_resumed, has_checkpoint=checkpoint is not None
+            )
+            async with parts.runtime, parts.lane, opened:
                 self.has_started = True
                 if checkpoint is not None:
                     await parts.restore(checkpoint)

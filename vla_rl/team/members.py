@@ -9,15 +9,12 @@ All members compute on the run's device lane and have the same weight version; g
 graph are the same as with one policy.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import msgspec
-
-from vla_rl.actors import Runtime
 from vla_rl.engines import (
     DeviceLane,
     EngineConfig,
@@ -29,31 +26,16 @@ from vla_rl.engines import (
 )
 from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import ConfigError
-from vla_rl.learner import (
-    Critic,
-    CriticConfig,
-    CriticTeam,
-    Learner,
-    LearnerConfig,
-    LearnerTeam,
-    PolicyCritic,
-    PolicyLearner,
-    PolicyReference,
-    Reference,
-    ReferenceTeam,
-)
-from vla_rl.learner.backend import WeightSink
-from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory, training_bytes
+from vla_rl.learner import LearnerConfig
+from vla_rl.learner.estimates.rank_memory import training_bytes
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.rollout import EngineTeam
-from vla_rl.rollout.engines import LaggingEngine
-from vla_rl.types import SOLE_MEMBER, AgentNames, derive_seed
+from vla_rl.types import SOLE_MEMBER, AgentNames
 
 if TYPE_CHECKING:
     from vla_rl.engines.server import ServerChatEngine
     from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
-    from vla_rl.learner.distributed import ShardedLearner
-
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
@@ -158,8 +140,6 @@ class Team:
         return weights, sum(training_bytes(network) for network in networks)
 
 
-SettingsT = TypeVar("SettingsT", LearnerConfig, CriticConfig)
-
 Trainable: TypeAlias = RunModel | Team
 """A model that `train` accepts: one policy for all agents, or a team."""
 
@@ -232,136 +212,6 @@ def make_engines(
     )
 
 
-def make_learners(
-    config: LearningConfig,
-    team: Team,
-    lane: DeviceLane,
-    engines: RunEngines | None,
-    weight_version: int,
-    runtime: Runtime,
-    *,
-    others: Mapping[str, WeightSink] = MappingProxyType({}),
-    lost_gpus: Collection[int] = (),
-) -> LearnerTeam:
-    """Make the learners of a run; each publishes to its policy's engine, and to one of `others`.
-
-    Args: `engines`, those of this host, if it has some; `others`, receivers by member name.
-
-    Raises: ConfigError if several ranks cannot train a policy, or if policies of a team have
-        different numbers of ranks.
-    """
-    learners: dict[str, PolicyLearner] = {}
-    each = {
-        name: _over_run(config, member.learner or config.learner)
-        for name, member in team.members.items()
-    }
-    num_ranks = max(settings.ranks for settings in each.values())
-    # Ranks of all policies share the same devices, so each learner is told what the others take.
-    rank_bytes = {
-        name: rank_memory(measure_policy(member.model, each[name]), each[name]).total
-        for name, member in team.members.items()
-    }
-    for name, member in team.members.items():
-        settings = each[name]
-        sinks: list[WeightSink] = [] if engines is None else [engines.owned[name]]
-        if name in others:
-            sinks.append(others[name])
-        config.cluster.require(
-            settings.ranks > 1 or not config.cluster.learners,
-            "learners",
-            "none with learner.ranks = 1, which learns in this process",
-        )
-        settings.require(
-            settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
-        )
-        if settings.ranks > 1:
-            # imported here, because one process pays nothing for what several need
-            from vla_rl.learner.distributed import ShardedLearner
-
-            learners[name] = ShardedLearner(
-                member.model,
-                runtime,
-                lane,
-                settings,
-                sinks,
-                weight_version=weight_version,
-                member="" if team.agent_names.acts_for_all else name,
-                other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
-                lost_gpus=lost_gpus,
-                are_assigned=bool(config.cluster.learners),
-            )
-            # with hosts, their publication says which version all serve, those of this process included
-            engine = None if engines is None or name in others else engines.owned[name]
-            if isinstance(engine, LaggingEngine):
-                engine.apply_in_background()
-        else:
-            learners[name] = Learner(
-                member.model, lane, settings, publish_to=sinks, weight_version=weight_version
-            )
-    return LearnerTeam(learners, team.updates_per_turn, team.learning)
-
-
-def _over_run(config: LearningConfig, settings: SettingsT) -> SettingsT:
-    """Return the settings with the number of the run's optimizer steps, where its end is meant."""
-    # A learning rate that decays over the run needs the number of its last step, and an update makes as
-    # many steps as its episodes have mini-batches.
-    episodes = config.scheduler.groups_per_update * config.group_size
-    of_update = settings.epochs * -(-episodes // (settings.minibatch_trajectories or episodes))
-    optimizer = settings.optimizer.over_run(config.run.updates * of_update)
-    return msgspec.structs.replace(settings, optimizer=optimizer)
-
-
-def make_critics(
-    config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
-) -> CriticTeam:
-    """Make the critics of a run; the ranks of a sharded learner compute its policy's critic."""
-    critics: dict[str, PolicyCritic] = {}
-    settings = _over_run(config, config.critic)
-    for name, member in team.members.items():
-        # By the agent's name, so that the critics of a team do not begin with equal weights.
-        seed = team.agent_names.derive_seed(derive_seed(config.run.seed, "critic"), name)
-        sharded = _as_sharded(learners.member(name), member.learner or config.learner)
-        critics[name] = (
-            Critic(member.model, lane, settings, seed)
-            if sharded is None
-            else sharded.critic(settings, seed)
-        )
-    return CriticTeam(critics)
-
-
-def make_references(
-    config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
-) -> ReferenceTeam:
-    """Make a frozen copy of each policy of a run; ranks of a sharded learner hold their own."""
-    references: dict[str, PolicyReference] = {}
-    for name, member in team.members.items():
-        settings = member.learner or config.learner
-        sharded = _as_sharded(learners.member(name), settings)
-        references[name] = (
-            Reference(member.model, lane, *settings.micro_batch_size, settings.loss.kl)
-            if sharded is None
-            else sharded.reference()
-        )
-    return ReferenceTeam(references)
-
-
-def _as_sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner | None":
-    if settings.ranks == 1:
-        return None
-    from vla_rl.learner.distributed import ShardedLearner
-
-    assert isinstance(learner, ShardedLearner)
-    return learner
-
-
-def sharded_learners(learners: LearnerTeam, team: Team) -> "list[ShardedLearner]":
-    """Return the learners of a team that have several ranks."""
-    from vla_rl.learner.distributed import ShardedLearner
-
-    each = (learners.member(name) for name in team.members)
-    return [learner for learner in each if isinstance(learner, ShardedLearner)]
-
-
 def _make_engine(
     config: LearningConfig,
     member: Member,
@@ -389,7 +239,9 @@ def _make_engine(
         asked: Any = serve(member.model, max_context=engine.max_context)
         return ServerChatEngine(asked, lane, engine, weight_version)
     # in the middle of an update the learner's weights are no version to act with, so updates of
-    # several steps need a copy; ranks have weights of their own
-    shares = learner.steps_once_per_update or learner.ranks > 1
+    # several steps, as a head's, need a copy; ranks have weights of their own
+    shares = learner.ranks > 1 or (
+        learner.steps_once_per_update and not learns_from_buffer(config.pipeline)
+    )
     acting = member.model if shares else member.model.copy()
     return make_torch_engine(acting, lane, engine, weight_version)

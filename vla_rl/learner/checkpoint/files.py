@@ -86,7 +86,7 @@ class Checkpoint:
             )
         found, kind = self._decoded.get(name, (None, None))
         if kind is not type:
-            found = _read_part(self.folder, name, type)
+            found = load_part(self.folder, name, type)
             self._decoded[name] = found, type
         return cast("T", found)
 
@@ -180,7 +180,7 @@ async def read_part(folder: Path, name: str, type: type[T]) -> T:
 
     Raises: CheckpointError if it is missing, or not of this `type`.
     """
-    return await run_in_thread(_read_part, folder, name, type)
+    return await run_in_thread(load_part, folder, name, type)
 
 
 def read_policy_tensors(folder: Path, agent: str | None = None) -> dict[str, Tensor]:
@@ -198,7 +198,8 @@ def read_policy_tensors(folder: Path, agent: str | None = None) -> dict[str, Ten
     )
 
 
-def _read_part(folder: Path, name: str, type: type[T]) -> T:
+def load_part(folder: Path, name: str, type: type[T]) -> T:
+    """Read one part of a checkpoint, as `read_part` does. Blocks: call it in a thread."""
     try:
         return unpack((folder / _part_file(name)).read_bytes(), type)
     except (OSError, ValueError, TypeError, RecursionError) as error:

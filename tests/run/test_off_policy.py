@@ -1,0 +1,168 @@
+"""Off-policy runs on the reaching task: they learn, resume where they were, and refuse what cannot be."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from toy_runs import SHARES_SERVERS, get_servers, small_mlp_run
+
+from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.learner import LearnerConfig, list_checkpoints, load_checkpoint
+from vla_rl.learner.off_policy.config import RunReplayConfig
+from vla_rl.models.steered import SteeredPolicy
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
+from vla_rl.recipes.srpo_toy import training_starts
+from vla_rl.recipes.train_toy import new_policy as new_mlp
+from vla_rl.reporting import RunDirectory, read_metrics
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.run.stored_rows import list_needed_segments
+from vla_rl.run.train import Outcome, TrainingRun, train
+from vla_rl.team.members import Member, Team
+
+pytestmark = SHARES_SERVERS
+
+
+def toy(root: Path, updates: int, **changes: Any) -> OffPolicyToyConfig:
+    """A run that is the same whenever it is made: synchronous and deterministic."""
+    config = OffPolicyToyConfig(
+        run=RunConfig(name="toy", root=str(root), updates=updates, videos_every=50),
+        scheduler=SchedulerConfig(groups_per_update=16, max_staleness=0, deterministic=True),
+        engine=EngineConfig(is_deterministic=True),
+        simulators=SimulatorConfig(num_envs=8, envs_per_process=8),
+    )
+    off_policy = msgspec.structs.replace(
+        config.off_policy, first_rows=40, critic_first_steps=10, batch=32
+    )
+    return msgspec.structs.replace(config, **({"off_policy": off_policy} | changes))
+
+
+async def run_toy(config: OffPolicyToyConfig, **options: Any) -> tuple[Outcome, SteeredPolicy]:
+    policy = new_policy(config)
+    async with asyncio.timeout(100):
+        outcome = await train(
+            config, training_starts(config), policy, fork_servers=get_servers(), **options
+        )
+    return outcome, policy
+
+
+def weights(policy: SteeredPolicy) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in policy.network.parameters()])
+
+
+@pytest.mark.timeout(120)
+async def test_the_toy_recipe_learns_to_reach_the_square(tmp_path: Path) -> None:
+    config = OffPolicyToyConfig(
+        run=RunConfig(name="toy", root=str(tmp_path), updates=16, videos_every=50),
+        simulators=SimulatorConfig(num_envs=8, envs_per_process=8),
+    )
+    outcome, _ = await run_toy(config)
+    rates = [line["rollout/success_rate"] for line in read_metrics(outcome.run.metrics)]
+    first, last = np.mean(rates[:3]), np.mean(rates[-3:])
+    # actions are explored with noise of 0.8 of their range, in the last update too
+    assert first < 0.4
+    assert last > 0.65
+    lines = list(read_metrics(outcome.run.metrics))
+    assert lines[-1]["replay/episodes"] == 16 * 32
+    assert lines[-1]["actor/distance_to_base"] > 0.1
+    assert lines[-1]["off_policy/updates_per_decision"] == pytest.approx(2.0, abs=0.1)
+    assert 0.0 < lines[-1]["critic/q_mean"] < 1.0
+    assert lines[-1]["replay/sampled_age"] > 1.0
+
+
+async def test_a_resumed_run_is_equal_to_one_that_never_stopped(tmp_path: Path) -> None:
+    whole, policy = await run_toy(toy(tmp_path / "whole", 5))
+    part, _ = await run_toy(toy(tmp_path / "part", 3))
+    resumed, found = await run_toy(
+        toy(tmp_path / "part", 5), resume=RunDirectory.resume(part.run.path)
+    )
+    assert torch.equal(weights(policy), weights(found))
+    ends = [list_checkpoints(run.run.checkpoints)[-1] for run in (whole, resumed)]
+    states = [(await load_checkpoint(folder)).state.only for folder in ends]
+    assert states[0].optimizer.keys() == states[1].optimizer.keys()
+    assert all(
+        torch.equal(value, states[1].optimizer[name]) for name, value in states[0].optimizer.items()
+    )
+
+
+async def test_a_resume_stores_no_episode_twice_and_keeps_those_of_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    first, _ = await run_toy(toy(tmp_path, 2))
+    again, _ = await run_toy(
+        toy(tmp_path, 3), resume=RunDirectory.resume(first.run.path), resume_from="update-000001"
+    )
+    lines = {line["update"]: line for line in read_metrics(again.run.metrics)}
+    assert [lines[update]["replay/episodes"] for update in (1, 2, 3)] == [16, 32, 48]
+    segments = {
+        int(path.stem.removeprefix("segment-"))
+        for path in (again.run.path / "replay").glob("segment-*.rows")
+    }
+    assert list_needed_segments(again.run.checkpoints) == segments
+
+
+async def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    config = toy(tmp_path, 1)
+    done, _ = await run_toy(config)
+    for folder in list_checkpoints(done.run.checkpoints):
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        folder.rmdir()
+    again, _ = await run_toy(config, resume=RunDirectory.resume(done.run.path))
+    assert list(read_metrics(again.run.metrics))[-1]["replay/episodes"] == 16
+
+
+async def test_rows_of_another_run_are_refused_or_loaded(tmp_path: Path) -> None:
+    shared = RunReplayConfig(folder=str(tmp_path / "rows"))
+    await run_toy(toy(tmp_path / "a", 1, replay=shared))
+    with pytest.raises(DataError, match="expected none for a run that does not resume"):
+        await run_toy(toy(tmp_path / "b", 1, replay=shared))
+    loaded = msgspec.structs.replace(shared, existing="load")
+    done, _ = await run_toy(toy(tmp_path / "c", 1, replay=loaded))
+    assert list(read_metrics(done.run.metrics))[-1]["replay/episodes"] == 32
+
+
+async def test_rows_of_another_base_are_refused(tmp_path: Path) -> None:
+    shared = RunReplayConfig(folder=str(tmp_path / "rows"), existing="load")
+    await run_toy(toy(tmp_path / "a", 1, replay=shared))
+    other = toy(tmp_path / "b", 1, replay=shared)
+    run = msgspec.structs.replace(other.run, seed=other.run.seed + 1)
+    with pytest.raises(DataError, match="base"):
+        await run_toy(msgspec.structs.replace(other, run=run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learner": LearnerConfig(ranks=2)}, "LearnerConfig.ranks is 2, expected 1 with pipeline"),
+        ({"engine": EngineConfig(kind="vllm")}, "engine 'vllm' cannot serve SteeredPolicy"),
+    ],
+)
+def test_what_a_head_cannot_be_trained_with_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = toy(tmp_path, 1)
+    synchronous = SchedulerConfig(groups_per_update=16)
+    config = msgspec.structs.replace(
+        config, **({"scheduler": synchronous, "engine": EngineConfig()} | changes)
+    )
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(config, training_starts(config), new_policy(config))
+
+
+def test_a_policy_without_a_head_and_a_team_are_refused(tmp_path: Path) -> None:
+    config = toy(tmp_path, 1)
+    starts = training_starts(config)
+    mlp = new_mlp(small_mlp_run(tmp_path, "embodied_srpo"))
+    with pytest.raises(ConfigError, match="the policy is a MlpPolicy; put a head over it"):
+        TrainingRun(config, starts, mlp)
+    head = new_policy(config)
+    team = Team({"left": Member(head), "right": Member(head.copy())})
+    with pytest.raises(ConfigError, match="trains the head of one policy"):
+        TrainingRun(config, starts, team)

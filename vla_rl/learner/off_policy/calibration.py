@@ -1,0 +1,65 @@
+"""The critic's values beside what was measured: of each update's new episodes, and of what is possible.
+
+Values of actions that nothing has tried are extrapolation. They show first as values that no episode can
+earn, and as values that do not rank episodes as their returns do.
+"""
+
+import logging
+
+import numpy as np
+from torch import Tensor
+
+from vla_rl.learner.off_policy.config import OffPolicyConfig
+from vla_rl.replay.transitions import discount_returns
+
+_log = logging.getLogger(__name__)
+
+MARGIN = 0.1
+"""Share of the range of returns by which a mean value may leave it, for errors of approximation."""
+
+
+class Calibration:
+    """Compares values with returns, and warns once for each time that they become impossible."""
+
+    def __init__(self, config: OffPolicyConfig) -> None:
+        self._config = config
+        self._is_warned = False
+
+    def compare(self, rows: np.ndarray, values: Tensor) -> dict[str, float]:
+        """Compare the values of new episodes, before any of them was learnt from, with their returns.
+
+        Args:
+            rows: whole episodes, one after another.
+            values: float32 [N], the critic's value of what was executed.
+
+        Returns: means, and the correlation over rows if both vary.
+        """
+        found = values.numpy()
+        returns = discount_returns(rows, self._config.gamma)
+        metrics = {
+            "critic/new_value_mean": float(found.mean()),
+            "critic/new_return_mean": float(returns.mean()),
+            "critic/new_value_error": float(np.abs(found - returns).mean()),
+        }
+        if found.std() > 0.0 and returns.std() > 0.0:
+            metrics["critic/new_value_correlation"] = float(np.corrcoef(found, returns)[0, 1])
+        return metrics
+
+    def warn_if_impossible(self, metrics: dict[str, float]) -> None:
+        """Log a warning if the mean value of the sampled actions left the range of returns."""
+        mean, limits = metrics.get("critic/q_mean"), self._config.return_range
+        if mean is None or limits is None:
+            return
+        low, high = limits
+        margin = MARGIN * (high - low)
+        is_possible = low - margin <= mean <= high + margin
+        if not is_possible and not self._is_warned:
+            _log.warning(
+                "the critic's mean value is %.3g, but returns are between %g and %g: it extrapolates. "
+                "Lower off_policy.q.last, raise off_policy.bc.last, or make fewer updates per decision; "
+                "if returns can be larger, set off_policy.return_range.",
+                mean,
+                low,
+                high,
+            )
+        self._is_warned = not is_possible

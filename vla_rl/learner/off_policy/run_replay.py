@@ -1,0 +1,83 @@
+"""The replay buffer of a run: opened in the run's folder, with its state in the run's checkpoints."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vla_rl.learner.off_policy.config import RunReplayConfig
+from vla_rl.replay import ReplayBuffer, ReplayState, TransitionLayout
+
+FOLDER: Final = "replay"
+"""Name of the buffer's folder in that of the run."""
+
+NOTHING_STORED: Final = ReplayState(run="", segments=(), next_number=0, tasks=(), stored={})
+
+
+class RunReplay:
+    """A replay buffer that is opened with its run.
+
+    Args:
+        layout: sizes of the policy's rows.
+        config: folder, capacity, and what happens to files that are found.
+    """
+
+    def __init__(self, layout: TransitionLayout, config: RunReplayConfig) -> None:
+        self._given, self._config = layout, config
+        self._buffer: ReplayBuffer | None = None
+
+    @property
+    def layout(self) -> TransitionLayout:
+        """Sizes and types of the stored rows."""
+        return msgspec.structs.replace(self._given, features_dtype=self._config.features)
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The buffer, while it is open."""
+        assert self._buffer is not None, "the buffer is open while its run is"
+        return self._buffer
+
+    @contextmanager
+    def opened(
+        self,
+        run: Path,
+        *,
+        is_resumed: bool = False,
+        has_checkpoint: bool = False,
+        find_needed: Callable[[], Collection[int]] = tuple,
+    ) -> Iterator[ReplayBuffer]:
+        """Open the buffer of a run in its folder.
+
+        A run that begins refuses a folder with rows of another one, unless `existing` says otherwise.
+
+        Args:
+            run: folder of the run.
+            is_resumed: whether that is an earlier run's.
+            has_checkpoint: whether a checkpoint is restored next.
+            find_needed: returns the numbers of the segments that checkpoints on the disk name.
+
+        Raises: ConfigError if another process has the folder; DataError for rows of another base or
+            layout, or that nothing may load.
+        """
+        folder = run / FOLDER if self._config.folder is None else Path(self._config.folder)
+        with ReplayBuffer(folder, self._given, self._config, find_needed=find_needed) as buffer:
+            self._buffer = buffer
+            try:
+                if is_resumed and not has_checkpoint and self._config.existing == "refuse":
+                    # it ended before its first checkpoint, so all rows are newer than what it resumes
+                    buffer.restore(NOTHING_STORED)
+                elif not has_checkpoint:
+                    buffer.start()
+                yield buffer
+            finally:
+                self._buffer = None
+
+    def state(self) -> ReplayState:
+        """Return the names of the stored rows, for a checkpoint."""
+        return self.buffer.state()
+
+    def restore(self, state: ReplayState) -> None:
+        """Continue with the rows of a checkpoint."""
+        self.buffer.restore(state)

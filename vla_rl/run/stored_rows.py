@@ -1,0 +1,78 @@
+"""The replay buffer of a run: opened with it, and kept as long as its checkpoints need the rows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vla_rl.errors import CheckpointError
+from vla_rl.learner import LearnerTeam
+from vla_rl.learner.checkpoint.files import load_part
+from vla_rl.learner.checkpoint.folders import list_checkpoints
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.registry import learns_from_buffer
+from vla_rl.replay import ReplayState
+from vla_rl.reporting import RunDirectory
+
+if TYPE_CHECKING:
+    from vla_rl.learner.off_policy.run_replay import RunReplay
+
+REPLAY: Final = "replay"
+"""Name of the replay buffer's part of a checkpoint."""
+
+
+def find_replay(learners: LearnerTeam, config: LearningConfig) -> "RunReplay":
+    """Return the replay buffer of a run. Raises: ConfigError if its pipeline has none."""
+    # imported here, because other runs do without heads
+    from vla_rl.team.heads import get_run_replay
+
+    return get_run_replay(learners, config)
+
+
+@contextmanager
+def opened_replay(
+    learners: LearnerTeam,
+    config: LearningConfig,
+    run: RunDirectory,
+    *,
+    is_resumed: bool,
+    has_checkpoint: bool,
+) -> Iterator[None]:
+    """Open the replay buffer of a run, if its pipeline has one.
+
+    Args:
+        learners: learners of the run.
+        config: settings of the run.
+        run: the run, in whose folder the buffer is if the configuration names no other.
+        is_resumed: whether the folder is an earlier run's.
+        has_checkpoint: whether one of its checkpoints is restored next.
+
+    Raises: ConfigError if another process has the buffer; DataError for rows that do not fit.
+    """
+    if not learns_from_buffer(config.pipeline):
+        yield
+        return
+    opened = find_replay(learners, config).opened(
+        run.path,
+        is_resumed=is_resumed,
+        has_checkpoint=has_checkpoint,
+        find_needed=partial(list_needed_segments, run.checkpoints),
+    )
+    with opened:
+        yield
+
+
+def list_needed_segments(checkpoints: Path) -> set[int]:
+    """Return the numbers of the segments that the checkpoints of a run name. Blocks.
+
+    A checkpoint whose part is damaged names none: nothing can be resumed from it.
+    """
+    needed: set[int] = set()
+    for folder in list_checkpoints(checkpoints):
+        try:
+            state = load_part(folder, REPLAY, ReplayState)
+        except CheckpointError:
+            continue
+        needed |= {segment.number for segment in state.segments}
+    return needed

@@ -1,0 +1,93 @@
+"""The learner of a run that trains a head over a frozen policy from a replay buffer.
+
+What such a run cannot do is refused here, before anything is opened: several learner processes, several
+policies, a policy without a head. Engines of vLLM serve no heads, and refuse them themselves.
+"""
+
+from collections.abc import Mapping
+
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError
+from vla_rl.learner import LearnerTeam
+from vla_rl.learner.backend import WeightSink
+from vla_rl.learner.off_policy.learner import OffPolicyLearner
+from vla_rl.learner.off_policy.run_replay import RunReplay
+from vla_rl.models.steered import SteeredPolicy
+from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
+from vla_rl.pipelines.registry import learns_from_buffer
+from vla_rl.team.members import RunEngines, Team
+from vla_rl.types import derive_seed
+
+
+def require_head(config: LearningConfig, team: Team) -> tuple[str, SteeredPolicy, EmbodiedConfig]:
+    """Return the name, policy and configuration of a run that trains a head.
+
+    Raises: ConfigError for what such a run cannot do.
+    """
+    pipeline = config.pipeline
+    if not isinstance(config, EmbodiedConfig):
+        raise ConfigError(
+            f"pipeline {pipeline!r} reads off_policy and replay, which a {type(config).__name__} lacks; "
+            "use an EmbodiedConfig"
+        )
+    if len(team.members) > 1:
+        raise ConfigError(
+            f"pipeline {pipeline!r} trains the head of one policy, but the team has "
+            f"{sorted(team.members)}; use one policy"
+        )
+    ((name, member),) = team.members.items()
+    if not isinstance(member.model, SteeredPolicy):
+        raise ConfigError(
+            f"pipeline {pipeline!r} trains a head over a frozen policy, but the policy is a "
+            f"{type(member.model).__name__}; put a head over it with "
+            "vla_rl.models.steered.SteeredPolicy.create, or use a pipeline that trains its weights"
+        )
+    learner = member.learner or config.learner
+    learner.require(
+        learner.ranks == 1,
+        "ranks",
+        f"1 with pipeline {pipeline!r}: a head is small, and one process trains it",
+    )
+    return name, member.model, config
+
+
+def make_head_learner(
+    config: LearningConfig,
+    team: Team,
+    lane: DeviceLane,
+    engines: RunEngines | None,
+    weight_version: int,
+    others: Mapping[str, WeightSink],
+) -> LearnerTeam:
+    """Make the learner of a run; arguments are those of `make_learners`.
+
+    Raises: ConfigError for what such a run cannot do.
+    """
+    name, policy, settings = require_head(config, team)
+    sinks: list[WeightSink] = [] if engines is None else [engines.owned[name]]
+    if name in others:
+        sinks.append(others[name])
+    learner = OffPolicyLearner(
+        policy,
+        lane,
+        settings.off_policy,
+        RunReplay(policy.layout, settings.replay),
+        describe_states=policy.describe_states,
+        publish_to=sinks,
+        encode_action=lambda chunk: policy.encode(chunk[None])[0],
+        weight_version=weight_version,
+        seed=derive_seed(config.run.seed, "off_policy"),
+    )
+    return LearnerTeam({name: learner})
+
+
+def get_run_replay(learners: LearnerTeam, config: LearningConfig) -> RunReplay:
+    """Return the replay buffer of a run. Raises: ConfigError if its pipeline has none."""
+    if not learns_from_buffer(config.pipeline):
+        raise ConfigError(
+            f"pipeline {config.pipeline!r} has no replay buffer, because its READS do not name "
+            "'off_policy'; add that and 'replay' to them"
+        )
+    (learner,) = (learners.member(name) for name in learners.names)
+    assert isinstance(learner, OffPolicyLearner)
+    return learner.replay
