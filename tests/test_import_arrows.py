@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {
         "errors", "util", "types", "graph", "actors", "cluster", "algorithms",
         "env_workers", "rollout", "datasets", "reporting", "engines", "learner", "envs",
-        "models", "pipelines", "evaluation", "team", "remote_rollout",
+        "models", "replay", "pipelines", "evaluation", "team", "remote_rollout",
     },
     "endpoint": {
         "errors", "util", "types", "actors", "rollout",

@@ -12,7 +12,7 @@ from toy_rollouts import evaluated, write_records
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import comparisons, main, running_minutes, write_report
-from vla_rl.cli.report_charts import list_tasks, node_seconds, success_chart
+from vla_rl.cli.report_charts import list_tasks, node_seconds, success_chart, value_chart
 from vla_rl.evaluation.contact_sheets import contact_sheet_path
 from vla_rl.evaluation.held_out_curve import curve_points, make_curve, write_curve
 from vla_rl.evaluation.records import SUCCESSES, EpisodeRecord
@@ -102,6 +102,14 @@ def test_each_task_has_a_curve_where_there_are_several() -> None:
     assert chart is not None
     assert "libero_object/1" in chart
     assert "libero_object/6" in chart
+
+
+def test_values_of_an_off_policy_critic_are_drawn_beside_measured_returns() -> None:
+    values = {"critic/new_value_mean": 0.9, "critic/new_return_mean": 0.5, "critic/q_mean": 0.8}
+    chart = value_chart([{"update": 1.0, "rollout/mean_return": 0.5}, {"update": 2.0, **values}])
+    assert chart is not None
+    assert "measured return" in chart
+    assert value_chart([{"update": 1.0, "rollout/mean_return": 0.5}]) is None
 
 
 def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(

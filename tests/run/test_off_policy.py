@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy_runs import SHARES_SERVERS, get_servers, small_mlp_run
 
+from vla_rl.cli.report import write_report
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, DataError
@@ -20,8 +21,10 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
 from vla_rl.recipes.srpo_toy import training_starts
 from vla_rl.recipes.train_toy import new_policy as new_mlp
+from vla_rl.replay.segments import list_segments, read_segment
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
+from vla_rl.run.offline import learn_offline
 from vla_rl.run.stored_rows import list_needed_segments
 from vla_rl.run.train import Outcome, TrainingRun, train
 from vla_rl.team.members import Member, Team
@@ -63,12 +66,13 @@ async def test_the_toy_recipe_learns_to_reach_the_square(tmp_path: Path) -> None
         simulators=SimulatorConfig(num_envs=8, envs_per_process=8),
     )
     outcome, _ = await run_toy(config)
-    rates = [line["rollout/success_rate"] for line in read_metrics(outcome.run.metrics)]
+    lines = list(read_metrics(outcome.run.metrics))
+    # the last updates may have had no new episode of their own
+    rates = [line["rollout/success_rate"] for line in lines if "rollout/success_rate" in line]
     first, last = np.mean(rates[:3]), np.mean(rates[-3:])
     # actions are explored with noise of 0.8 of their range, in the last update too
     assert first < 0.4
     assert last > 0.65
-    lines = list(read_metrics(outcome.run.metrics))
     assert lines[-1]["replay/episodes"] == 16 * 32
     assert lines[-1]["actor/distance_to_base"] > 0.1
     assert lines[-1]["off_policy/updates_per_decision"] == pytest.approx(2.0, abs=0.1)
@@ -135,6 +139,76 @@ async def test_rows_of_another_base_are_refused(tmp_path: Path) -> None:
     run = msgspec.structs.replace(other.run, seed=other.run.seed + 1)
     with pytest.raises(DataError, match="base"):
         await run_toy(msgspec.structs.replace(other, run=run))
+
+
+def offline(root: Path, source: Path, updates: int, **changes: Any) -> OffPolicyToyConfig:
+    """A run that learns from stored episodes alone."""
+    config = toy(root, updates, replay=RunReplayConfig(source=str(source)), **changes)
+    return msgspec.structs.replace(
+        config, off_policy=msgspec.structs.replace(config.off_policy, offline_steps=20)
+    )
+
+
+async def test_a_run_learns_from_the_rows_of_another_one_without_an_environment(
+    tmp_path: Path,
+) -> None:
+    first, _ = await run_toy(toy(tmp_path / "a", 2))
+    config = offline(tmp_path / "b", first.run.path, 2)
+    policy = new_policy(config)
+    before = weights(policy)
+    run = await learn_offline(config, policy)
+    lines = list(read_metrics(run.metrics))
+    assert [line["off_policy/steps"] for line in lines] == [20.0, 40.0]
+    assert lines[-1]["replay/episodes"] == 32
+    assert not torch.equal(before, weights(policy))
+    longer = offline(tmp_path / "b", first.run.path, 3)
+    resumed, whole = new_policy(longer), new_policy(longer)
+    await learn_offline(longer, resumed, resume=RunDirectory.resume(run.path))
+    await learn_offline(offline(tmp_path / "c", first.run.path, 3), whole)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert "Values and measured" not in write_report(run).read_text()
+
+
+async def test_a_run_learns_from_a_data_set_that_another_one_recorded(tmp_path: Path) -> None:
+    config = toy(tmp_path / "a", 2)
+    data = tmp_path / "data"
+    run = msgspec.structs.replace(config.run, record_to=str(data))
+    recorded, _ = await run_toy(msgspec.structs.replace(config, run=run))
+    policy = new_policy(config)
+    found = await learn_offline(offline(tmp_path / "b", data, 1), policy)
+    rows, wanted = (stored_rows(each) for each in (found, recorded.run))
+    line = list(read_metrics(found.metrics))[-1]
+    assert line["replay/episodes"] == 32
+    # what was recorded is what ran, so rewards, successes and inputs of the head are the same
+    assert rows["is_success"].sum() == wanted["is_success"].sum()
+    np.testing.assert_allclose(
+        np.sort(rows["proprio"][rows["decision"] == 0], 0),
+        np.sort(wanted["proprio"][wanted["decision"] == 0], 0),
+        atol=1e-5,
+    )
+
+
+def stored_rows(run: RunDirectory) -> np.ndarray:
+    segments = list_segments(run.path / "replay")
+    return np.concatenate([read_segment(path)[2] for path in segments])
+
+
+async def test_a_run_begins_with_its_demonstrations(tmp_path: Path) -> None:
+    first, _ = await run_toy(toy(tmp_path / "a", 1))
+    shared = RunReplayConfig(demonstrations=str(first.run.path))
+    done, _ = await run_toy(toy(tmp_path / "b", 1, replay=shared))
+    line = list(read_metrics(done.run.metrics))[-1]
+    assert line["replay/episodes"] == 32
+    assert 0.3 < line["replay/demonstration_share"] < 0.7
+
+
+async def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
+    config = offline(tmp_path / "b", tmp_path / "nothing", 1)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        await learn_offline(config, new_policy(config))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ConfigError, match="neither the folder of a replay buffer nor a data set"):
+        await learn_offline(config, new_policy(config))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ opened once, in a simulator process that ends again. Nothing is trained, and not
 
 import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -66,6 +67,7 @@ def print_plan(
     evaluator: HeldOutEvaluator | None = None,
     estimate: "RunEstimate | None" = None,
     num_local_ranks: int | None = None,
+    others: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Print the plan of a run.
 
@@ -81,6 +83,7 @@ def print_plan(
             simulators of their own.
         estimate: memory and arithmetic of the policy's update; None if they are not known.
         num_local_ranks: learner ranks on this host, if others have some; None: all.
+        others: further bytes of this process, by what they are for.
     """
     out = console if console is not None else plain_console()
     ranks = None
@@ -104,6 +107,7 @@ def print_plan(
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         *learner_items(config, weight_bytes, training_bytes, ranks, num_local_ranks),
         *weight_copies(config, weight_bytes),
+        *(MemoryItem(name, num_bytes) for name, num_bytes in others.items()),
     ]
     runs_locally = not config.cluster.has_hosts or config.cluster.local_rollout
     if isinstance(config, TrainingConfig) and runs_locally:

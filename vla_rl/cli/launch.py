@@ -19,7 +19,8 @@ from vla_rl.cli.command_line import (
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import HeldOutEvaluator
-from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
+from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout import TaskStart
 from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
@@ -139,6 +140,7 @@ async def launch(
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.cli.doctor import Machine, check_at_start
+    from vla_rl.run.offline import learn_offline, learns_offline
     from vla_rl.run.train import TrainingRun, train
     from vla_rl.team.members import Team
 
@@ -163,6 +165,12 @@ async def launch(
     for result in await asyncio.to_thread(check_at_start, machine):
         print(result, file=sys.stderr, flush=True)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
+    if learns_offline(config):
+        assert isinstance(config, EmbodiedConfig)
+        run = await learn_offline(config, model, resume=resume, about=about)
+        await _write_report(run)
+        print(f"everything of this run is in {run.path}")
+        return 0
     outcome = await train(
         config,
         starts,
@@ -209,10 +217,16 @@ async def _plan_and_rehearse(
     layout = None
     if config.cluster.has_hosts:
         layout, table = await plan_layout(config, footprint, team)
+    others: dict[str, int] = {}
+    if learns_from_buffer(config.pipeline):
+        from vla_rl.team.heads import list_memory
+
+        others = list_memory(config, team)
     print_plan(
         config,
         footprint,
         *team.num_bytes,
+        others=others,
         size=size,
         evaluator=evaluator,
         estimate=estimate,

@@ -27,6 +27,7 @@ from vla_rl.cli.report_charts import (
     return_chart,
     success_chart,
     time_chart,
+    value_chart,
 )
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.contact_sheets import contact_sheet_path, drive_pairs
@@ -122,6 +123,7 @@ def write_report(run: RunDirectory) -> Path:
             ("Held-out starts: report and choice", held_out_chart(curve)),
             ("Return", return_chart(rows)),
             ("What failures earned", failure_reward_chart(rows)),
+            ("Values and measured returns", value_chart(rows)),
             ("Where the time went", time_chart(rows)),
         ],
         nodes=node_seconds(rows),

@@ -128,6 +128,34 @@ def failure_reward_chart(rows: Rows) -> str | None:
     return _svg(figure, axes)
 
 
+def value_chart(rows: Rows) -> str | None:
+    """Draw an off-policy critic's values of new episodes beside what these earned, by update; return
+    None if the run has no such metric.
+
+    Values far above returns are extrapolation: the critic has not seen what the actor does.
+    """
+    if not len(_series(rows, "critic/new_return_mean")[0]):
+        return None
+    figure, axes = _axes("update", "mean over new decisions")
+    axes.plot(
+        *_series(rows, "critic/new_value_mean"),
+        color=SUCCESS,
+        linewidth=2,
+        label="Q before learning",
+    )
+    axes.plot(
+        *_series(rows, "critic/new_return_mean"), color=RETURN, linewidth=2, label="measured return"
+    )
+    axes.plot(
+        *_series(rows, "critic/q_mean"),
+        color=SUCCESS,
+        alpha=0.4,
+        linewidth=1,
+        label="Q of sampled rows",
+    )
+    return _svg(figure, axes)
+
+
 def time_chart(rows: Rows) -> str | None:
     """Draw the busy seconds of each node by update, stacked.
 

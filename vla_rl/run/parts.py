@@ -47,7 +47,7 @@ from vla_rl.rollout import (
 from vla_rl.run.estimates import require_gpu_memory
 from vla_rl.run.resuming import SCHEDULER, Restarts
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
-from vla_rl.run.stored_rows import find_replay, opened_replay
+from vla_rl.run.stored_rows import find_replay, import_demonstrations, opened_replay
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.learners import (
     make_critics,
@@ -322,6 +322,10 @@ class TrainingParts:
         learner = replace(await self.learner.snapshot(), critic=critic)
         others = {name: what.state() for name, (what, _) in self._remembered.items()}
         return RunSnapshot(learner, {SCHEDULER: self.scheduler.state(), **others})
+
+    async def import_demonstrations(self) -> None:
+        """Store the demonstrations that a new run begins with, if it has some."""
+        await import_demonstrations(self.learner, self.config, self._team, self.lane)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Call it before anything but the lane is opened."""

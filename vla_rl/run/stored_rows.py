@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError
 from vla_rl.learner import LearnerTeam
 from vla_rl.learner.checkpoint.files import load_part
@@ -14,6 +15,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.replay import ReplayState
 from vla_rl.reporting import RunDirectory
+from vla_rl.team.members import Team
 
 if TYPE_CHECKING:
     from vla_rl.learner.off_policy.run_replay import RunReplay
@@ -61,6 +63,27 @@ def opened_replay(
     )
     with opened:
         yield
+
+
+async def import_demonstrations(
+    learners: LearnerTeam, config: LearningConfig, team: Team, lane: DeviceLane
+) -> None:
+    """Store the demonstrations that a new run begins with, if it has some.
+
+    Raises: ConfigError, DataError for episodes that do not fit the policy.
+    """
+    if not learns_from_buffer(config.pipeline):
+        return
+    # imported here, because other runs do without heads
+    from vla_rl.run.imported_rows import import_rows
+    from vla_rl.team.heads import require_head
+
+    _, policy, settings = require_head(config, team)
+    source = settings.replay.demonstrations
+    if source is not None:
+        replay = find_replay(learners, config)
+        number = await import_rows(Path(source), policy, replay, lane, is_demonstration=True)
+        print(f"{number} demonstrations of {source} are in the replay buffer", flush=True)
 
 
 def list_needed_segments(checkpoints: Path) -> set[int]:

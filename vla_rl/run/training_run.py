@@ -171,6 +171,8 @@ class TrainingRun:
                 self.has_started = True
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
+                else:
+                    await parts.import_demonstrations()
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
                 videos = parts.write_videos(run)
                 make = partial(

@@ -4,7 +4,10 @@ What such a run cannot do is refused here, before anything is opened: several le
 policies, a policy without a head. Engines of vLLM serve no heads, and refuse them themselves.
 """
 
+import itertools
 from collections.abc import Mapping
+
+import msgspec
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
@@ -88,6 +91,32 @@ def get_run_replay(learners: LearnerTeam, config: LearningConfig) -> RunReplay:
             f"pipeline {config.pipeline!r} has no replay buffer, because its READS do not name "
             "'off_policy'; add that and 'replay' to them"
         )
+    return get_head_learner(learners).replay
+
+
+def get_head_learner(learners: LearnerTeam) -> OffPolicyLearner:
+    """Return the learner of a run that trains a head."""
     (learner,) = (learners.member(name) for name in learners.names)
     assert isinstance(learner, OffPolicyLearner)
-    return learner.replay
+    return learner
+
+
+def list_memory(config: LearningConfig, team: Team) -> dict[str, int]:
+    """Return the bytes that a run of a head needs besides the head, by what they are for.
+
+    Raises: ConfigError for what such a run cannot do.
+    """
+    _, policy, settings = require_head(config, team)
+    off_policy, layout = settings.off_policy, policy.layout
+    frozen = sum(each.nbytes for each in policy.base.policy.network.parameters())
+    rows = msgspec.structs.replace(layout, features_dtype=settings.replay.features).row_dtype
+    widths = (layout.features + layout.proprio + layout.action, *off_policy.critic.hidden, 1)
+    numbers = sum(width * after + after for width, after in itertools.pairwise(widths))
+    return {
+        "the frozen policy": frozen,
+        f"the replay buffer, {settings.replay.capacity:,} rows of {rows.itemsize:,} bytes": (
+            settings.replay.capacity * rows.itemsize
+        ),
+        # weights, targets, gradients and both moments
+        "critics and their targets": 5 * 4 * numbers * off_policy.num_critics,
+    }

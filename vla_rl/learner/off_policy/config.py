@@ -161,6 +161,9 @@ class OffPolicyConfig(Config, frozen=True, kw_only=True):
     max_steps: PositiveInt = 5000
     """Most gradient steps of one update; what is left over waits for the next one."""
 
+    offline_steps: PositiveInt = 500
+    """Gradient steps of one update of a run that learns from stored episodes alone (`replay.from`)."""
+
     first_rows: PositiveInt = 1000
     """Decisions in the buffer from which on gradient steps are made; until then the head acts as it
     was made."""

@@ -1,0 +1,127 @@
+"""Off-policy learning from stored episodes alone: no simulator, no engine, no scheduler.
+
+    replay.from ─► rows ─► replay buffer of the run ─► gradient steps ─► metrics.jsonl, checkpoints
+                 (once; a resume finds them there)
+
+The run's folder is that of every run. An update is a number of gradient steps, `off_policy.offline_steps`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError
+from vla_rl.learner import LearnerTeam, load_checkpoint
+from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
+from vla_rl.pipelines.registry import learns_from_buffer
+from vla_rl.replay import ReplayState
+from vla_rl.reporting import MetricLog, RunDirectory
+from vla_rl.run.imported_rows import import_rows
+from vla_rl.run.resuming import checkpoint_to_resume
+from vla_rl.run.saving import CheckpointSaver, RunSnapshot
+from vla_rl.run.stored_rows import REPLAY, opened_replay
+from vla_rl.run.terminal import StopSignal, lasting_output
+from vla_rl.team.devices import resolve_device
+from vla_rl.team.heads import get_head_learner, make_head_learner, require_head
+from vla_rl.team.members import Team, Trainable
+
+
+def learns_offline(config: LearningConfig) -> bool:
+    """Return whether a run learns from stored episodes alone."""
+    return (
+        learns_from_buffer(config.pipeline)
+        and isinstance(config, EmbodiedConfig)
+        and config.replay.source is not None
+    )
+
+
+async def learn_offline(
+    config: EmbodiedConfig,
+    model: Trainable,
+    *,
+    resume: RunDirectory | None = None,
+    about: Mapping[str, str] | None = None,
+) -> RunDirectory:
+    """Train a head from stored episodes, and return the run's folder.
+
+    It ends after `config.run.updates` updates, or in order at a signal.
+
+    Args:
+        config: settings of the run; `replay.source` names the episodes.
+        model: the policy, a head over a frozen one.
+        resume: directory of an earlier run, to go on from its newest checkpoint.
+        about: facts that results depend on besides the configuration, for `about.json`.
+
+    Raises: ConfigError for episodes or settings that do not fit; DataError for rows of another base;
+        CheckpointError.
+    """
+    team = Team.of(model)
+    _, policy, _ = require_head(config, team)
+    policy.network.to(resolve_device(config.run))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lasting_output())
+        run = resume or RunDirectory.create(
+            Path(config.run.root), config.run.name, config, about or {}
+        )
+        stack.enter_context(run.owned())
+        found = None if resume is None else await checkpoint_to_resume(run, None, load_checkpoint)
+        checkpoint = None if found is None else found[1]
+        lane = await stack.enter_async_context(DeviceLane(config.run.torch_threads))
+        learners = make_head_learner(config, team, lane, None, 0, {})
+        replay = get_head_learner(learners).replay
+        is_resumed, has_checkpoint = resume is not None, checkpoint is not None
+        buffer = opened_replay(
+            learners, config, run, is_resumed=is_resumed, has_checkpoint=has_checkpoint
+        )
+        stack.enter_context(buffer)
+        if checkpoint is not None:
+            await learners.restore(checkpoint.state)
+            replay.restore(checkpoint.part(REPLAY, ReplayState))
+        else:
+            assert config.replay.source is not None
+            load = partial(import_rows, policy=policy, replay=replay, lane=lane)
+            number = await load(Path(config.replay.source), is_demonstration=False)
+            print(f"{number} episodes of {config.replay.source}", flush=True)
+            if number == 0:
+                raise ConfigError(
+                    f"replay.source is {config.replay.source!r}, which has no episode; name a folder "
+                    "with some"
+                )
+            if config.replay.demonstrations is not None:
+                await load(Path(config.replay.demonstrations), is_demonstration=True)
+        await _make_updates(config, learners, run, is_resumed=is_resumed)
+    return run
+
+
+async def _make_updates(
+    config: EmbodiedConfig, learners: LearnerTeam, run: RunDirectory, *, is_resumed: bool
+) -> None:
+    """Make the updates, with a line of metrics for each, and save checkpoints."""
+    learner, first = get_head_learner(learners), learners.weight_version
+    saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first)
+
+    async def snapshot() -> RunSnapshot:
+        return RunSnapshot(await learners.snapshot(), {REPLAY: learner.replay.state()})
+
+    log = await asyncio.to_thread(
+        MetricLog.open_log, run, config.run.wandb_project, resumed_at=first if is_resumed else None
+    )
+    with log, StopSignal() as stop:
+        saver.open_folder(run.checkpoints, log.secured)
+        while learners.weight_version < config.run.updates and not stop.is_asked:
+            report = await learner.learn_steps(config.off_policy.offline_steps)
+            version = report.weight_version
+            await asyncio.to_thread(log.write, version, report.metrics)
+            print(
+                f"update {version}/{config.run.updates}  gradient steps "
+                f"{report.metrics['off_policy/steps']:.0f}  {report.metrics['update/seconds']:.1f} s",
+                flush=True,
+            )
+            if saver.is_due(version):
+                await saver.prepare(await snapshot())
+                await saver.commit(version)
+        if saver.saved_version != learners.weight_version:
+            await saver.save_checkpoint(await snapshot())
