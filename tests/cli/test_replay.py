@@ -121,6 +121,32 @@ def test_rows_of_two_policies_in_one_folder_are_not_mixed(
     assert not (tmp_path / "rows.npz").exists()
 
 
+def test_episodes_are_a_data_set_with_rewards_and_interventions_and_none_is_in_it_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    from vla_rl.datasets import read_lerobot
+
+    episode = make_episode_rows(0, is_success=True)
+    episode.rows["intervened"][1, 0] = True
+    with ReplayBuffer(tmp_path / "buffer", LAYOUT) as buffer:
+        buffer.append([episode, make_episode_rows(1, decisions=4)])
+    target = tmp_path / "decisions"
+    for number in (2, 0):
+        assert main(["export", str(tmp_path / "buffer"), str(target)]) == 0
+        assert capsys.readouterr().out == f"{target}: {number} new episodes\n"
+    first, second = read_lerobot(target)
+    assert (first.num_steps, second.num_steps) == (3, 4)
+    assert first.actions.tolist() == episode.rows["action"].tolist()
+    assert first.vectors["state"].tolist() == episode.rows["proprio"].tolist()
+    assert first.vectors["features"].tolist() == episode.rows["features"].tolist()
+    assert first.rewards is not None
+    assert first.rewards.tolist() == [0, 0, 1]
+    assert first.intervened is not None
+    assert first.intervened.tolist() == [False, True, False]
+    assert (first.is_success, second.is_success) == (True, False)
+
+
 def test_the_program_knows_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vla_rl(["replay", "check", str(run)]) == 0
     assert "files are whole" in capsys.readouterr().out

@@ -102,6 +102,14 @@ def test_segments_that_a_checkpoint_names_stay_on_the_disk(tmp_path: Path) -> No
         assert sampled_episodes(buffer) == {0}
 
 
+def test_without_word_of_checkpoints_every_segment_that_a_state_named_stays(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT, ReplayConfig(capacity=3)) as buffer:
+        for number in range(5):
+            buffer.append([make_episode_rows(number)])
+            buffer.state()
+    assert len(names(tmp_path)) == 5
+
+
 def test_a_resume_with_less_capacity_drops_the_oldest(tmp_path: Path) -> None:
     with ReplayBuffer(tmp_path, LAYOUT) as buffer:
         for number in range(4):

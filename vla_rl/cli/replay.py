@@ -3,6 +3,7 @@
 vla-rl replay show RUN                  what is in it, by task and by source
 vla-rl replay check RUN                 read every byte; name the files that are damaged
 vla-rl replay export RUN rows.npz       all rows as arrays by column, for NumPy
+vla-rl replay export RUN FOLDER         its episodes as a LeRobotDataset, one frame a decision, without images
 
 RUN is the folder of a run, or of a buffer itself. No command changes the folder, and a run may be using
 it. Rows have features of images, and no images: `--run.record-to` records episodes as a LeRobotDataset.
@@ -112,10 +113,15 @@ def check(folder: Path) -> int:
 
 
 def export(folder: Path, out: Path) -> int:
-    """Write all rows as one `.npz` file of columns; return the exit status."""
+    """Write all rows as one `.npz` file of columns, or as a LeRobotDataset; return the exit status."""
+    if not out.suffix:
+        from vla_rl.replay.exporting import export_lerobot  # needs pyarrow
+
+        print(f"{out}: {export_lerobot(find_segments(folder)[0].parent, out)} new episodes")
+        return 0
     if out.suffix != ".npz" or out.exists():
         fault = "is there already" if out.exists() else "has another suffix"
-        raise DataError(f"{out} {fault}, expected the name of a new .npz file.")
+        raise DataError(f"{out} {fault}, expected the name of a new .npz file, or of a folder.")
     tasks: list[str] = []
     parts = []
     for header, rows in read_rows(find_segments(folder)):
@@ -145,13 +151,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known: dict[str, tuple[Callable[..., int], str]] = {
         "show": (show, "print what the buffer holds"),
         "check": (check, "read every file and name the damaged ones"),
-        "export": (export, "write the rows for NumPy"),
+        "export": (export, "write the rows for NumPy, or as a LeRobotDataset"),
     }
     for name, (function, about) in known.items():
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("folder", type=Path, help="of a run, or of a buffer")
         if name == "export":
-            command.add_argument("out", type=Path, help="new file, such as rows.npz")
+            command.add_argument(
+                "out",
+                type=Path,
+                help="new file, such as rows.npz, or the folder of a LeRobotDataset",
+            )
         command.set_defaults(function=function)
     options = vars(parser.parse_args(arguments))
     try:

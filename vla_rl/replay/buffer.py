@@ -69,8 +69,8 @@ class ReplayBuffer:
         layout: the policy's layout; `config.features` replaces the type of its features.
         config: capacity, and what happens to files that are found.
         tasks: the tasks to learn; rows of others are refused. None: any.
-        find_needed: returns the numbers of the segments that checkpoints on the disk name. The default
-            is for a buffer without checkpoints.
+        find_needed: returns the numbers of the segments that checkpoints on the disk name; others are
+            removed once capacity has dropped them. None: all that a state has named stay.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplayBuffer:
         config: ReplayConfig | None = None,
         *,
         tasks: Collection[str] | None = None,
-        find_needed: Callable[[], Collection[int]] = tuple,
+        find_needed: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self.folder = folder
         self.config = config if config is not None else ReplayConfig()
@@ -213,9 +213,13 @@ class ReplayBuffer:
                 stored=self._ids.as_ranges(),
                 waiting=self._files.list_waiting(),
             )
-            self._states = [*self._states, state][-KEPT_STATES:]
+            self._states.append(state)
+            # without `find_needed`, nothing tells whether the checkpoint of a state was ever written
+            if self._find_needed is not None:
+                self._states = self._states[-KEPT_STATES:]
             of_states = {name.number for each in self._states for name in each.segments}
-            self._files.remove_retired(of_states.union(self._find_needed()))
+            found = self._find_needed() if self._find_needed is not None else ()
+            self._files.remove_retired(of_states.union(found))
             return state
 
     def restore(self, state: ReplayState) -> None:
