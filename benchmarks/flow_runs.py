@@ -1,4 +1,4 @@
-"""Runs of flow policies that are compared by their success before the first update and after the last."""
+"""Runs that are compared by their success before the first update and after the last."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +51,10 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
     by_weights = group_by_weights(read_records(run.path / SUCCESSES.file))
     if sorted(by_weights) != [0, config["run"]["updates"]]:
         raise ValueError(f"{run.path} has not ended: weights {sorted(by_weights)} were evaluated")
-    parts = ("run", "scheduler", "learner", "advantage", "critic")
+    parts = (
+        *("run", "scheduler", "learner", "advantage", "critic"),
+        *("off_policy", "steering", "intervention", "expert"),
+    )
     return {
         "run": name,
         "outcomes_before": list_outcomes(by_weights[0]),
@@ -77,7 +80,7 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
             )
         },
         "log_prob_gap_max": max(line.get("update/log_prob_gap_max", 0.0) for line in updates),
-        "settings": {part: config[part] for part in parts},
+        "settings": {part: config[part] for part in parts if part in config},
         **about_run(run, note),
     }
 

@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": {
         "errors", "util", "types", "actors", "algorithms", "env_workers", "scoring",
         "rollout", "datasets", "reporting", "engines", "learner", "envs", "models",
-        "pipelines", "evaluation", "team", "run", "endpoint", "cli",
+        "pipelines", "evaluation", "team", "run", "endpoint", "serving", "cli",
     },
     # a user's test file stands above all rooms, so what it inherits may know any; nothing imports it
     "testing": {

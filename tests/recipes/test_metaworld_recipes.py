@@ -23,11 +23,12 @@ from vla_rl.recipes import sft_libero, suite_training
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.grpo_metaworld import GrpoMetaworldConfig
+from vla_rl.recipes.held_out_starts import HeldOutStarts
 from vla_rl.recipes.record_demonstrations import RecordConfig, record_task
 from vla_rl.recipes.sft_metaworld import SftMetaworldConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
-from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, training_starts
+from vla_rl.recipes.suite_training import held_out_episodes, training_starts
 from vla_rl.rollout import SchedulerConfig
 
 DRAWER_CLOSE = 5

@@ -13,6 +13,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import run_each
 from vla_rl.rollout import EpisodeLost
+from vla_rl.rollout.experts import PolicyExpert, ask_expert
 from vla_rl.serving.openpi_messages import decode_message, encode_message
 from vla_rl.serving.remote_config import RemotePolicyConfig
 from vla_rl.serving.remote_policy import RemotePolicyServer
@@ -81,6 +82,13 @@ async def test_replan_runs_the_first_rows_of_a_chunk() -> None:
     async with openpi_server(answer_well) as address:
         trajectories = await run_episodes(address, 1, config)
     assert {step.chunk.actions.shape for step in trajectories[0].steps} == {(3, 1)}
+
+
+async def test_a_served_policy_is_an_expert_of_another_one() -> None:
+    async with openpi_server(answer_well) as address:
+        server = RemotePolicyServer(address, OWN_NAMES, action_size=1)
+        answer = await ask_expert(PolicyExpert(server), {"state": np.zeros(1, np.float32)}, 1, 5.0)
+    np.testing.assert_array_equal(answer, np.ones((4, 1)))
 
 
 async def answer_late(connection: ServerConnection, number: int) -> bytes | str:

@@ -16,7 +16,7 @@ from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.assets import Assets
-from vla_rl.evaluation import parse_numbers
+from vla_rl.evaluation import embodied_agent_within_range, parse_numbers
 from vla_rl.evaluation.scenes import (
     LiberoAssets,
     LiberoScene,
@@ -30,9 +30,10 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import SHIPPED, is_base_policy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import suite_training
-from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig
+from vla_rl.recipes.held_out_starts import HeldOutStarts
+from vla_rl.recipes.suite_training import SuiteTrainingConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
+from vla_rl.types import Agent, EnvSpec, PositiveFloat, PositiveInt
 
 BASE_POLICY_STEP_LIMIT: Final = 160
 """Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
@@ -122,8 +123,10 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
         ]
 
 
-async def main(command: Command[TrainingLaunch, SrpoLiberoConfig]) -> int:
-    """Plan, draw or train, as the command line says."""
+async def main(
+    command: Command[TrainingLaunch, SrpoLiberoConfig], agent: Agent = embodied_agent_within_range
+) -> int:
+    """Plan, draw or train, as the command line says; `agent` runs the training episodes."""
     config = command.config
     facts: dict[str, str] = {"physics": config.physics}
     # a drawing needs no assets, and a machine without LIBERO can make one
@@ -132,7 +135,7 @@ async def main(command: Command[TrainingLaunch, SrpoLiberoConfig]) -> int:
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         _warn_of_other_images(config, assets)
         facts |= {"assets": assets.source, "assets_path": str(assets.path)}
-    return await suite_training.main(command, facts)
+    return await suite_training.main(command, facts, agent)
 
 
 def _warn_of_other_images(config: SrpoLiberoConfig, assets: Assets) -> None:

@@ -18,7 +18,8 @@ from vla_rl.evaluation.scenes import ImageSize, MetaworldQuality, MetaworldScene
 from vla_rl.evaluation.suites import METAWORLD, Benchmark
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig, main
+from vla_rl.recipes.held_out_starts import HeldOutStarts
+from vla_rl.recipes.suite_training import SuiteTrainingConfig, main
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import PositiveFloat, PositiveInt
 

@@ -28,7 +28,7 @@ from vla_rl.evaluation import (
     write_contact_sheet,
 )
 from vla_rl.evaluation.conditions import POLICY_DIGEST
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, choosing_numbers, number_ranges
+from vla_rl.evaluation.held_out_schedule import choosing_numbers, number_ranges
 from vla_rl.evaluation.scenes import ImageSize, LiberoQuality, Scene, StepLimit
 from vla_rl.evaluation.suites import (
     Benchmark,
@@ -40,6 +40,7 @@ from vla_rl.evaluation.suites import (
 from vla_rl.models.families import require_method
 from vla_rl.models.loading import CheckpointFormat, compute_digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.recipes.held_out_starts import HeldOutStarts
 from vla_rl.recipes.trainable_policy import (
     TrainedPart,
     add_adapters,
@@ -48,6 +49,7 @@ from vla_rl.recipes.trainable_policy import (
 )
 from vla_rl.rollout import TaskStart
 from vla_rl.types import (
+    Agent,
     EnvSpec,
     EpisodeSpec,
     PositiveFloat,
@@ -63,28 +65,6 @@ if TYPE_CHECKING:
 
 MAX_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
-
-
-class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
-    """Greedy episodes before the first update and after the last, and beside training every few
-    updates if wanted, from starts that are never trained on.
-    """
-
-    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
-        ReadIf((), "init_states"),
-        ReadIf(("choose_init_states",), "every"),
-    )
-
-    init_states: str | None = "40-49,1000-1009"
-    """Starts of each task that are reported: its fixed ones, such as 40-49, or drawn ones, such as
-    1000-1009. None: no held-out episodes."""
-
-    choose_init_states: str | None = None
-    """Starts of each task that choose the best checkpoint, with `every`; none of them is reported or
-    trained on. None: as many as are reported, the next numbers."""
-
-    step_limit: StepLimit | None = None
-    """None: each suite's published limit."""
 
 
 class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -201,6 +181,10 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         """Load the policy to train. Raises: ConfigError, CheckpointError."""
         return starting_policy(self)
 
+    def make_training_env(self, task: SuiteTask) -> EnvSpec:
+        """Return the environment of a task's training episodes."""
+        return self.scene.make_env_spec(task.suite, task.task_id)
+
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each held-out start of a task is run."""
         return [self.held_out_scene.make_env_spec(task.suite, task.task_id)]
@@ -279,7 +263,7 @@ def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.chosen_tasks:
-        env = config.scene.make_env_spec(task.suite, task.task_id)
+        env = config.make_training_env(task)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)
@@ -318,11 +302,13 @@ def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
 async def main(
     command: Command[TrainingLaunch, SuiteTrainingConfig],
     scene_facts: Mapping[str, str] = MappingProxyType({}),
+    agent: Agent = embodied_agent_within_range,
 ) -> int:
     """Plan, draw or train, as the command line says.
 
     Args:
         scene_facts: what results depend on besides the configuration, for `about.json`.
+        agent: runs the training episodes; held-out ones are the policy's own.
     """
     config = command.config
     about = {"tasks": " ".join(config.tasks), "quality": config.scene.quality, **scene_facts}
@@ -363,7 +349,7 @@ async def main(
         )
         if held_out
         else None,
-        embodied_agent_within_range,
+        agent,
     )
 
 

@@ -1,0 +1,163 @@
+"""A head over the demo's frozen policy learns LIBERO's three tasks: all runs of the proof, one after the other.
+
+    python -m benchmarks.off_policy_proof                            what is missing, in order
+    python -m benchmarks.off_policy_proof --only dagger/0            one run
+    python -m benchmarks.off_policy_proof --only dagger/0 -- --run.updates 1   with options of your own
+    python -m benchmarks.off_policy_proof --table                    what was kept
+
+    dagger/0, /1, /2      a scripted expert acts at every other decision of two episodes in three; at most 30,000
+                          control steps
+    srpo/0, /1, /2        SRPO of all weights, as the demo runs it
+    td3_bc, rlt           a head without an expert, at most 36,000 control steps, three seeds each
+    srpo_short            SRPO at as many control steps as those
+    dsrl                  the shipped flow policy, steered by its first noise, on its own tasks
+
+Each run ends with 34 held-out starts of each task, greedily, with exact physics, LIBERO's step limit and the
+last weights; they choose nothing. The first run of a base evaluates it on them too, and the others read its
+result. A finished run is a line of `--keep`, with every outcome, its curve, CPU seconds (evaluations
+included), versions, machine, and all control steps of its training episodes, those of the expert too. A run
+that was stopped goes on where it was, if the command is called again.
+
+Keys of the last line, lists by run: `runs`; `before`, `after`, `gain` in percent and points, with `gain_low`
+and `gain_high`, the 95 % interval of the paired difference over the starts; `env_steps`; `cpu_seconds`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from benchmarks.flow_runs import train_and_keep
+from benchmarks.interleaved import print_json_line
+from benchmarks.planned_runs import (
+    format_rate,
+    percent,
+    planned_command_line,
+    print_rows,
+    run_missing,
+)
+from benchmarks.srpo_vs_grpo.comparison import paired_bootstrap
+
+LIMIT_S: Final = 7200.0
+"""CPU seconds after which a run is stopped."""
+
+STARTS: Final = ("--held-out.init-states", "40-49,1000-1023")
+"""Held-out starts of each task, in no run's training."""
+
+
+class Planned(NamedTuple):
+    """A recipe with its options, and the untrained policy that it starts from."""
+
+    recipe: str
+    options: tuple[str, ...] = ()
+    base: str = "token policy"
+
+
+def _learn_from_values(algorithm: str) -> Planned:
+    # 20 updates of 16 episodes: those of a base that half fails take some 110 control steps
+    options = ("--off-policy.algorithm", algorithm, "--run.updates", "20")
+    return Planned("off_policy_libero", options)
+
+
+METHODS: Final = {
+    # a head of this recipe begins at the means of the base's tokens, which solve more starts than the likeliest
+    "dagger": Planned("dagger_libero", base="token policy by its means"),
+    "srpo": Planned("srpo_libero"),
+    "td3_bc": _learn_from_values("td3_bc"),
+    "rlt": _learn_from_values("rlt"),
+    # 10 of the demo's 26 updates have as many control steps
+    "srpo_short": Planned("srpo_libero", ("--run.updates", "10")),
+    "dsrl": Planned(
+        "off_policy_libero",
+        (
+            *("--policy", "shipped_flow", "--tasks", "libero_goal/7-9", "--run.updates", "20"),
+            *("--steering.kind", "noise", "--steering.learns-std", "--steering.scale", "0.5"),
+            *("--off-policy.algorithm", "dsrl"),
+        ),
+        "flow policy",
+    ),
+}
+PLANNED: Final = [f"{name}/{seed}" for name in METHODS for seed in range(3)]
+
+
+def run_planned(name: str, root: Path, options: Sequence[str], keep_in: Path, note: str) -> None:
+    """Run what is missing of a run, and keep it.
+
+    Raises: CalledProcessError if the command fails; CpuLimitExceeded; ValueError; OSError.
+    """
+    method, _, seed = name.partition("/")
+    planned = METHODS[method]
+    fresh = ["--run.seed", seed, *STARTS, *planned.options, *options]
+    same_base = [other for other in METHODS if METHODS[other].base == planned.base]
+    ended = [
+        path.parent for other in same_base for path in sorted(root.glob(f"{other}_?/*/report.html"))
+    ]
+    if ended:
+        fresh += ["--held-out.first-results-of", str(ended[0])]
+    command = (sys.executable, "-m", f"vla_rl.recipes.{planned.recipe}")
+    train_and_keep(name, command, fresh, root / name.replace("/", "_"), LIMIT_S, keep_in, note)
+
+
+def join_outcomes(line: dict[str, Any], when: str) -> str:
+    """Return a run's outcomes of all tasks, in the order of tasks and starts."""
+    by_task: dict[str, str] = line[f"outcomes_{when}"]
+    return "".join(by_task[task] for task in sorted(by_task))
+
+
+def compute_gain(line: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the points gained, with the 95 % interval of the paired difference over the starts."""
+    pairs = zip(join_outcomes(line, "after"), join_outcomes(line, "before"), strict=True)
+    test = paired_bootstrap([100.0 * (int(after) - int(before)) for after, before in pairs])
+    return round(test.mean, 1), round(test.low, 1), round(test.high, 1)
+
+
+def print_kept(lines: Sequence[dict[str, Any]]) -> None:
+    """Print kept runs as a table, and their JSON line."""
+    head = ["run", "control steps", "CPU seconds", "before, % (95 %)", "after, % (95 %)", "points"]
+    gains = [compute_gain(line) for line in lines]
+    rows = [
+        [
+            line["run"],
+            f"{line['env_steps']:,}",
+            f"{line['cpu_seconds']:,}",
+            *(format_rate(join_outcomes(line, when), 0) for when in ("before", "after")),
+            "{:+.0f} ({:+.0f} to {:+.0f})".format(*gain),
+            ", ".join(
+                f"{task} {line['outcomes_before'][task].count('1')} to {after.count('1')} of {len(after)}"
+                for task, after in sorted(line["outcomes_after"].items())
+            ),
+        ]
+        for line, gain in zip(lines, gains, strict=True)
+    ]
+    print_rows([*head, "by task"], rows)
+    print_json_line(
+        {
+            "runs": [line["run"] for line in lines],
+            **{
+                when: [percent(join_outcomes(line, when)) for line in lines]
+                for when in ("before", "after")
+            },
+            **{
+                name: [gain[part] for gain in gains]
+                for part, name in enumerate(("gain", "gain_low", "gain_high"))
+            },
+            **{name: [line[name] for line in lines] for name in ("env_steps", "cpu_seconds")},
+        }
+    )
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = planned_command_line("off_policy", __doc__, PLANNED)
+    parser.add_argument("options", nargs="*", help="after --: more options of the recipe")
+    options = parser.parse_args()
+    return run_missing(
+        options,
+        PLANNED,
+        lambda name: run_planned(name, options.runs, options.options, options.keep, options.note),
+        print_kept,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
