@@ -11,6 +11,7 @@ Keys of the last line, by part:
                                               disks and damaged segments
     speed     append_mb_per_s_vs_plain_write  the same bytes written to plain files, one fsync each
               sample_rows_per_s_vs_numpy_take the same rows taken from one array, CPU seconds
+    throughput throughput_with_learning_vs_acting, ...   as benchmarks.off_policy_throughput explains
 """
 
 import argparse
@@ -19,6 +20,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+import uvloop
 
 from benchmarks.interleaved import print_json_line
 
@@ -55,11 +58,20 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
         return {**appends, **measure_samples(Path(folder) / "samples", options.rounds)}
 
 
+def measure_throughput(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare decisions per second of robots while a head learns with those without learning."""
+    from benchmarks import off_policy_throughput as throughput
+
+    measured = throughput.throughput_with_learning_vs_acting(throughput.parse_arguments([]))
+    return dict(uvloop.run(measured))
+
+
 PARTS: Final[dict[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
     "golden": measure_golden,
     "steered": measure_steered,
     "faults": measure_faults,
     "speed": measure_speed,
+    "throughput": measure_throughput,
 }
 
 

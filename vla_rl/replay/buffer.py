@@ -166,6 +166,7 @@ class ReplayBuffer:
                 part = [episode for episode in new if episode.is_success == is_success]
                 if part:
                     self._add_segment(part, is_success, is_demonstration, source)
+            self._files.write()
             self._files.retire(self._rows.drop_oldest())
             return [episode.episode_id for episode in new]
 
@@ -311,7 +312,7 @@ class ReplayBuffer:
             is_demonstration=is_demonstration,
             source=source,
         )
-        name = self._files.write(header, rows)
+        name = self._files.add(header, rows)
         self._next_number += 1
         self._ids.add(source, rows["episode"])
         self._rows.add_segment(header, name, rows)

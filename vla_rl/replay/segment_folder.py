@@ -28,6 +28,7 @@ from vla_rl.replay.segments import (
     read_number,
     read_segment,
     require_layout,
+    sync_folder,
     write_segment,
 )
 from vla_rl.replay.transitions import TransitionLayout
@@ -60,6 +61,7 @@ class SegmentFolder:
         self.path, self._layout, self._config = path, layout, config
         self._unwritten: dict[int, LoadedSegment] = {}
         self._retired: set[int] = set()
+        self._is_full = False
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -90,31 +92,44 @@ class SegmentFolder:
         """Rows that are in memory alone."""
         return sum(len(rows) for _, _, rows in self._unwritten.values())
 
-    def write(self, header: SegmentHeader, rows: np.ndarray) -> SegmentName:
-        """Write a segment behind those that wait; without room it waits, too."""
-        was_waiting = bool(self._unwritten)
+    def add(self, header: SegmentHeader, rows: np.ndarray) -> SegmentName:
+        """Take a segment behind those that wait; `write` writes it."""
         name = name_segment(header, rows)
         self._unwritten[header.number] = (header, name, rows)
+        return name
+
+    def write(self) -> None:
+        """Write all segments that wait; without room they go on waiting, with one warning."""
+        was_full = self._is_full
         error = self.write_waiting()
-        if error is not None and not was_waiting:
+        self._is_full = error is not None
+        if error is not None and not was_full:
             logger.warning(
                 "%s cannot be written (%s); rows wait in memory and are sampled all the same. Make room.",
                 self.path,
                 error,
             )
-        elif error is None and was_waiting:
+        elif error is None and was_full:
             logger.warning("%s can be written again; no row waits any more.", self.path)
-        return name
 
     def write_waiting(self) -> OSError | None:
         """Write the segments that wait, oldest first; return the error of the first that cannot be."""
-        for number in sorted(self._unwritten):
-            try:
+        written, failure = [], None
+        try:
+            for number in sorted(self._unwritten):
                 write_segment(self.path, *self._unwritten[number])
+                written.append(number)
+        except OSError as error:
+            failure = error
+        if written:
+            # once for all of them: it costs as much as syncing a segment
+            try:
+                sync_folder(self.path)
             except OSError as error:
                 return error
+        for number in written:
             del self._unwritten[number]
-        return None
+        return failure
 
     def list_waiting(self) -> tuple[UnwrittenSegment, ...]:
         """Return the segments that wait, for a checkpoint to carry."""

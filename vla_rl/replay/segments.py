@@ -85,7 +85,7 @@ def name_segment(header: SegmentHeader, rows: np.ndarray) -> SegmentName:
 
 
 def write_segment(folder: Path, header: SegmentHeader, name: SegmentName, rows: np.ndarray) -> None:
-    """Write a segment, sync it, and give it its name.
+    """Write a segment, sync it, and give it its name, which `sync_folder` syncs.
 
     Raises: OSError if the disk is full or fails; nothing of the segment stays.
     """
@@ -97,7 +97,6 @@ def write_segment(folder: Path, header: SegmentHeader, name: SegmentName, rows: 
         with contextlib.closing(file):
             file.write(prefix + text)
             file.write(rows.view(np.uint8).data)
-    sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
