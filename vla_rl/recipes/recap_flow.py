@@ -47,7 +47,7 @@ from vla_rl.run.fine_tuning import (
 )
 from vla_rl.run.recap import AdvantageLabelConfig, label_episodes, labelled_batches
 from vla_rl.run.trial import plan_trial, require_env, run_trial
-from vla_rl.types import derive_seed
+from vla_rl.types import PositiveInt, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.flow.policy import FlowPolicy
@@ -70,7 +70,7 @@ class RecapFlowConfig(SftFlowConfig, frozen=True, kw_only=True):
     """Guidance that the policy acts with, here and in its folder: 1 acts on "Advantage: positive" alone,
     above 1 goes further. An evaluation can choose another one (--flow-guidance)."""
 
-    updates: int = 1000
+    updates: PositiveInt = 1000
     """Optimizer steps."""
 
     imitation: ImitationConfig = ImitationConfig(
