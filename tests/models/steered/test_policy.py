@@ -218,3 +218,9 @@ def test_stored_decisions_of_another_base_are_named() -> None:
     drawn = {"features": np.zeros(8, np.float32)}
     with pytest.raises(ValueError, match="shape \\[8\\] as 'features', expected \\[64\\]"):
         policy.check_drawn(drawn)
+
+
+def test_numbers_that_repeat_others_are_not_free() -> None:
+    assert make_steered("flow", "noise").network.num_free == 3
+    assert make_steered("flow", "noise", repeats_noise=False).network.num_free == 12
+    assert make_steered("flow").network.num_free == 12

@@ -85,13 +85,15 @@ def train_soft_actor(training: HeadTraining, batch: Batch, draws: Draws) -> Step
     values = reduce_critics(value_actions(critics, batch.state, action), "mean")
     loss = soft_actor_loss(values, log_prob, training.temperature())
     report = training.step("actor", loss)
+    # numbers that repeat others have no entropy of their own
+    free: int = training.actor.num_free
     target = training.config.target_entropy
     training.step(
         "temperature",
         temperature_loss(
             training.temperature.log_value,
             log_prob,
-            target_entropy=-0.5 * action.shape[1] if target is None else target,
+            target_entropy=-0.5 * free if target is None else target,
         ),
     )
     return {

@@ -223,7 +223,7 @@ class OffPolicyConfig(Config, frozen=True, kw_only=True):
 
     target_entropy: float | None = None
     """Entropy, in nats, that the temperature is trained to. None: minus half the numbers of an
-    action."""
+    action, of which repeated ones count once."""
 
     entropy_in_targets: bool = False
     """Whether values count the entropy of later actions. They are no returns then, so leave `return_range`
