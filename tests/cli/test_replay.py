@@ -11,6 +11,7 @@ from vla_rl.cli.main import main as vla_rl
 from vla_rl.cli.replay import main
 from vla_rl.replay import ReplayBuffer
 from vla_rl.replay.segments import list_segments
+from vla_rl.util.ownership import name_lock_file, sole_owner
 
 
 @pytest.fixture
@@ -145,6 +146,17 @@ def test_episodes_are_a_data_set_with_rewards_and_interventions_and_none_is_in_i
     assert first.intervened is not None
     assert first.intervened.tolist() == [False, True, False]
     assert (first.is_success, second.is_success) == (True, False)
+
+
+def test_a_data_set_that_another_process_writes_is_left_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    target = tmp_path / "decisions"
+    with sole_owner(name_lock_file(target), "the data set"):
+        assert main(["export", str(run), str(target)]) == 2
+    assert "the data set" in capsys.readouterr().err
+    assert not target.exists()
 
 
 def test_the_program_knows_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

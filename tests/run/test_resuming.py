@@ -426,10 +426,13 @@ def test_two_runs_do_not_record_into_one_data_set(tmp_path: Path) -> None:
 
 OWNERS = {
     "run/train.py": ["LeRobotWriter", "RunDirectory"],
+    "run/offline.py": ["RunDirectory"],
     "run/recording.py": ["LeRobotWriter"],
     "run/supervised.py": ["checkpoint"],
     "cli/evaluate.py": ["LeRobotWriter", "RunDirectory"],
     "recipes/record_demonstrations.py": ["demonstrations"],
+    "replay/exporting.py": ["LeRobotWriter"],
+    "replay/segment_folder.py": ["ReplayBuffer"],
     "reporting/run_directory.py": ["RunDirectory"],
 }
 """Modules that own what they write, and what it is."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from vla_rl.errors import DataError
+from vla_rl.errors import DataError, VlaRlError
 from vla_rl.replay.segments import SegmentHeader, list_segments, read_header, read_segment
 from vla_rl.run.terminal import lasting_output
 from vla_rl.util.atomic_files import replacing
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     try:
         status: int = options.pop("function")(**options)
-    except (DataError, OSError) as error:
+    except (VlaRlError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return status

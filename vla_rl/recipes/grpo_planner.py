@@ -4,7 +4,7 @@
 
 An episode is one request of two or three skills in the scene of libero_goal, such as "light the burner, but
 first open the drawer between the other two"; success is the simulator's. The planner is compared by turns,
-the robot by its calls (`--advantage.name hierarchical_rloo`, docs/planner.md):
+the robot by its calls (`--advantage.name hierarchical_rloo`):
 
     --learns both                       both policies learn in every update
     --learns planner, --learns robot    one learns, the other keeps its weights

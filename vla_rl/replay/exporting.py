@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.replay.segments import SegmentHeader, list_segments, read_segment, require_layout
+from vla_rl.util.ownership import name_lock_file, sole_owner
 
 
 def export_lerobot(folder: Path, target: Path, *, fps: float = 1.0) -> int:
@@ -26,18 +27,20 @@ def export_lerobot(folder: Path, target: Path, *, fps: float = 1.0) -> int:
         fps: decisions a second; rows do not record how long one took.
 
     Raises: DataError for a damaged segment, for one of another policy than the first, and for a data
-        set with other features; OSError.
+        set with other features; ConfigError if another process writes the data set; OSError.
     """
-    writer = LeRobotWriter(target, fps=fps)
-    known, added, layout = writer.names, 0, None
-    for path in list_segments(folder):
-        header, _, rows = read_segment(path)
-        layout = layout or header.layout
-        require_layout(path, header, layout)
-        for episode in split_episodes(header, rows):
-            if episode.name not in known:
-                writer.add_episode(episode)
-                added += 1
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with sole_owner(name_lock_file(target), f"the data set {target}"):
+        writer = LeRobotWriter(target, fps=fps)
+        known, added, layout = writer.names, 0, None
+        for path in list_segments(folder):
+            header, _, rows = read_segment(path)
+            layout = layout or header.layout
+            require_layout(path, header, layout)
+            for episode in split_episodes(header, rows):
+                if episode.name not in known:
+                    writer.add_episode(episode)
+                    added += 1
     return added
 
 
