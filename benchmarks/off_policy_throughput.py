@@ -131,20 +131,20 @@ async def measure(arguments: argparse.Namespace, updates: float) -> Measured:
             async with engine:
                 with replay.opened(Path(folder)):
                     started = time.perf_counter()
-                    running = [
-                        asyncio.ensure_future(robots.run(engine, robot))
-                        for robot in range(arguments.robots)
-                    ]
-                    while num_learnt < arguments.decisions:
-                        episode = await robots.episodes.get()
-                        reward = float(episode.is_success)
-                        earned = np.array([0.0] * (EPISODE - 1) + [reward], np.float32)
-                        await learner.update([episode], [earned])
-                        num_learnt += EPISODE
-                    seconds = time.perf_counter() - started
-                    for task in running:
-                        task.cancel()
-                    await asyncio.gather(*running, return_exceptions=True)
+                    async with asyncio.TaskGroup() as group:
+                        running = [
+                            group.create_task(robots.run(engine, robot))
+                            for robot in range(arguments.robots)
+                        ]
+                        while num_learnt < arguments.decisions:
+                            episode = await robots.episodes.get()
+                            reward = float(episode.is_success)
+                            earned = np.array([0.0] * (EPISODE - 1) + [reward], np.float32)
+                            await learner.update([episode], [earned])
+                            num_learnt += EPISODE
+                        seconds = time.perf_counter() - started
+                        for task in running:
+                            task.cancel()
                     busy, steps = lane.busy_seconds().get("update", 0.0), learner.training.num_steps
                     cpu_s = time.process_time()
                     if updates:

@@ -281,3 +281,19 @@ def test_ids_survive_as_ranges(tmp_path: Path) -> None:
         state = buffer.state()
     assert state.stored == {state.run: ((0, 2), (7, 7), (9, 10))}
     assert np.unique([name.num_rows for name in state.segments]).tolist() == [18]
+
+
+def test_newer_rows_of_another_run_are_not_removed(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        buffer.append([make_episode_rows(0)])
+        state = buffer.state()
+    with ReplayBuffer(tmp_path, LAYOUT, ReplayConfig(existing="load")) as other:
+        other.append([make_episode_rows(7)])
+    both = names(tmp_path)
+    with ReplayBuffer(tmp_path, LAYOUT) as buffer:
+        with pytest.raises(DataError, match=r"another run wrote it; .*newer = 'take_over'"):
+            buffer.restore(state)
+        assert names(tmp_path) == both
+    with ReplayBuffer(tmp_path, LAYOUT, TAKE_OVER) as buffer:
+        buffer.restore(state)
+        assert sampled_episodes(buffer) == {0, 7}

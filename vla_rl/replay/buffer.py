@@ -28,7 +28,7 @@ from vla_rl.replay.episode_ids import EpisodeIds, IdRanges
 from vla_rl.replay.live_rows import LiveRows
 from vla_rl.replay.sampling import EVERY_ROW, Stratum, require_strata
 from vla_rl.replay.segment_folder import LoadedSegment, SegmentFolder, UnwrittenSegment
-from vla_rl.replay.segments import SegmentHeader, SegmentName, list_segments
+from vla_rl.replay.segments import SegmentHeader, SegmentName, list_segments, read_header
 from vla_rl.replay.transitions import EpisodeRows, TransitionLayout, join_rows, list_tasks
 
 logger = logging.getLogger(__name__)
@@ -228,11 +228,14 @@ class ReplayBuffer:
 
         Segments that are newer are removed, or taken over if `config.newer` says so.
 
-        Raises: DataError for a segment that is damaged or missing, unless `config.damaged` drops it, and
-            for rows of another policy or task.
+        Raises: DataError for a segment that is damaged or missing, unless `config.damaged` drops it, for
+            rows of another policy or task, and for newer ones of another run that would be removed.
         """
         with self._turn:
             assert not self._is_started, "a buffer is restored before it is used"
+            newer = self._files.list_newer(state.segments, state.next_number)
+            if self.config.newer == "truncate":
+                self._require_own(newer, state)
             self._run = state.run
             self._rows.tasks = list(state.tasks)
             self._ids = EpisodeIds.from_ranges(state.stored)
@@ -241,7 +244,6 @@ class ReplayBuffer:
             loaded = self._files.load_named(written) + self._files.restore_waiting(state.waiting)
             self._load(sorted(loaded, key=lambda segment: segment[1].number))
             self._next_number = state.next_number
-            newer = self._files.list_newer(state.segments, state.next_number)
             if newer and self.config.newer == "take_over":
                 self._load(self._files.load_paths(newer))
             elif newer:
@@ -263,6 +265,21 @@ class ReplayBuffer:
         with self._turn:
             waiting = float(self._files.num_waiting_rows)
             return {**self._rows.describe(head_version), "replay/waiting_rows": waiting}
+
+    def _require_own(self, newer: Sequence[Path], state: ReplayState) -> None:
+        """Raise DataError if another run wrote one of the segments that would be removed."""
+        known = {state.run, *state.stored}
+        for path in newer if state.run else ():
+            try:
+                source = read_header(path)[0].source
+            except DataError:
+                continue  # nobody can read it
+            if source not in known:
+                raise DataError(
+                    f"{path} is newer than the checkpoint, and another run wrote it; expected this run's rows "
+                    "alone, because newer ones are removed. Set newer = 'take_over', or resume with a copy of "
+                    "the folder."
+                )
 
     def _load(self, segments: Sequence[LoadedSegment]) -> None:
         for header, name, rows in segments:

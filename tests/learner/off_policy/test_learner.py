@@ -20,6 +20,7 @@ from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import RunReplay
 from vla_rl.learner.off_policy.steps import take_step
 from vla_rl.models.steered import SteeredPolicy
+from vla_rl.replay.segments import list_segments
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
 
@@ -128,7 +129,9 @@ async def test_demonstrations_and_successes_have_their_shares_once_there_are_som
     assert (seen[0]["episode"] >= 5000).mean() == 0.5
 
 
-@pytest.mark.parametrize("algorithm", ["rlt", "td3_bc", "sac", "cql", "iql", "awr", "dagger"])
+@pytest.mark.parametrize(
+    "algorithm", ["rlt", "td3_bc", "sac", "cql", "dsrl", "iql", "awr", "filtered_bc", "dagger"]
+)
 async def test_a_run_that_was_restored_goes_on_bit_for_bit(algorithm: str, tmp_path: Path) -> None:
     settings = {"algorithm": algorithm, "critic_first_steps": 2}
     policy, other = make_head(), make_head(seed=5)
@@ -160,6 +163,34 @@ async def test_a_run_that_was_restored_goes_on_bit_for_bit(algorithm: str, tmp_p
         assert isinstance(theirs, Mapping)
         assert ours.keys() == theirs.keys()
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_a_resume_without_a_checkpoint_begins_with_an_empty_folder_of_its_own(
+    tmp_path: Path,
+) -> None:
+    policy = make_head()
+    rows = make_decisions(policy, policy.layout, 4)
+    replay = RunReplay(policy.layout, RunReplayConfig())
+    with replay.opened(tmp_path) as buffer:
+        buffer.append(rows)
+    with replay.opened(tmp_path, is_resumed=True) as buffer:
+        assert buffer.num_rows == 0
+
+
+def test_a_resume_of_a_refused_run_leaves_the_rows_of_the_other_run_alone(tmp_path: Path) -> None:
+    policy = make_head()
+    shared = tmp_path / "shared"
+    replay = RunReplay(policy.layout, RunReplayConfig(folder=str(shared)))
+    with replay.opened(tmp_path / "first") as buffer:
+        buffer.append(make_decisions(policy, policy.layout, 4))
+    kept = list_segments(shared)
+    for is_resumed in (False, True):
+        with (
+            pytest.raises(DataError, match="expected none for a run that does not resume"),
+            replay.opened(tmp_path / "second", is_resumed=is_resumed),
+        ):
+            pass
+    assert list_segments(shared) == kept != []
 
 
 async def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ class RunReplay:
     ) -> Iterator[ReplayBuffer]:
         """Open the buffer of a run in its folder.
 
-        A run that begins refuses a folder with rows of another one, unless `existing` says otherwise.
+        A run that begins refuses a folder with rows of another one, unless `existing` says otherwise. So
+        does one that is resumed without a checkpoint, unless the folder is in its own.
 
         Args:
             run: folder of the run.
@@ -65,7 +66,9 @@ class RunReplay:
         with ReplayBuffer(folder, self._given, self._config, find_needed=find_needed) as buffer:
             self._buffer = buffer
             try:
-                if is_resumed and not has_checkpoint and self._config.existing == "refuse":
+                # Rows of a folder that was named may be another run's, for which this one was refused.
+                is_own = self._config.folder is None and self._config.existing == "refuse"
+                if is_resumed and not has_checkpoint and is_own:
                     # it ended before its first checkpoint, so all rows are newer than what it resumes
                     buffer.restore(NOTHING_STORED)
                 elif not has_checkpoint:

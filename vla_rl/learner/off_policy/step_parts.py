@@ -65,6 +65,7 @@ def draw_actions(training: HeadTraining, state: State, draws: Draws) -> tuple[Te
 
 
 def value_states(network: StateValues | None, state: State) -> Tensor:
+    """Return values of states, [N]."""
     assert network is not None
     found: Tensor = network(state.features, state.proprio)
     return found
