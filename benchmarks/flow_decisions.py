@@ -20,9 +20,9 @@ from vla_rl.models.flow.network import FlowInputs, Prefix
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
 from vla_rl.models.flow.small_folder import create_small_flow
-from vla_rl.models.loading import FLOW_BASE_POLICY
 from vla_rl.models.prismatic.action_tokens import unit_bounds
 from vla_rl.models.prismatic.conventions import CheckpointFormat
+from vla_rl.models.shipped import FLOW_BASE_POLICY
 from vla_rl.types import Observation, Sampling, with_drawn
 
 NUM_DECISIONS: Final = 16

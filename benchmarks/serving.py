@@ -35,8 +35,9 @@ from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.models.example_inputs import example_observation
-from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, load_policy
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.shipped import BASE_POLICY
 from vla_rl.rollout import DynamicBatcher
 from vla_rl.rollout.engines import ActionEngine
 from vla_rl.serving import Entry, ObservationReader, PolicyServer, ServerConfig, read_map

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from vla_rl.models.example_inputs import example_observation
-from vla_rl.models.loading import BASE_POLICY, FLOW_BASE_POLICY, CheckpointConfig, load_policy
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, tiny
+from vla_rl.models.shipped import BASE_POLICY, FLOW_BASE_POLICY
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.types import Observation, Sampling
 from vla_rl.types.observation import DRAWN_KEY

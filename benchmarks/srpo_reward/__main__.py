@@ -35,8 +35,8 @@ from benchmarks.srpo_reward.episodes import DATA, Episode, load_episodes, save_e
 from benchmarks.srpo_reward.study import Score, batch_of, figures_of, scores_of
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.engines import DeviceLane
-from vla_rl.models.loading import PLACEHOLDER_BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.shipped import PLACEHOLDER_BASE_POLICY
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 
 

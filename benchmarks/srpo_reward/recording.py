@@ -23,8 +23,8 @@ from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.evaluation.scenes import resolve_checkpoint
-from vla_rl.models.loading import SHIPPED
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.shipped import SHIPPED
 from vla_rl.types import Observation, Sampling, derive_seed
 
 SUITE, STEP_LIMIT, IMAGE_SIZE = "libero_object", 160, 84

@@ -21,7 +21,8 @@ from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path
 from vla_rl.evaluation.record_file import read_records
 from vla_rl.evaluation.records import SUCCESSES
-from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
+from vla_rl.models.loading import CheckpointConfig, compute_digest
+from vla_rl.models.shipped import BASE_POLICY
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.reporting import RunDirectory

@@ -21,9 +21,11 @@ from vla_rl.pipelines.registry import (
     unused_by_pipeline,
     with_pipeline,
 )
+from vla_rl.recipes.dagger_libero import DaggerLiberoConfig
 from vla_rl.recipes.grpo_pair import GrpoPairConfig
 from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
+from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
@@ -162,6 +164,22 @@ def parse(config: type[Config], *arguments: str, launch: type[Launch] = Training
         (GrpoTextConfig, ["--overlong.factor", "2"], "it is for other pipelines than 'grpo'"),
         (GrpoTextConfig, ["--num-validation", "0", "--num-tries", "2"], "num_validation is 0"),
         (GrpoPairConfig, ["--agents.updates-per-turn", "3"], "agents.turns is 'joint'"),
+        (
+            OffPolicyLiberoConfig,
+            ["--policy-format.base-policy", "shipped"],
+            "policy_format.base_policy is 'shipped', but nothing would read it: policy is the frozen base",
+        ),
+        (
+            DaggerLiberoConfig,
+            ["--policy-format.base-policy", "shipped"],
+            "policy is the frozen base itself",
+        ),
+        (
+            # another policy as the expert is read in the same way, and may be a head over a base
+            DaggerLiberoConfig,
+            ["--policy-format.base-policy", "shipped", "--expert", "x", "--server.replan", "2"],
+            "server.replan is 2, but nothing would read it",
+        ),
     ],
 )
 def test_an_option_that_nothing_would_read_is_refused_with_the_reason(

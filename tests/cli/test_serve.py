@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from openai import AsyncOpenAI, AuthenticationError
 from served_policy import serving
 from websockets.sync.client import connect
@@ -16,10 +17,12 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.serve import ServeConfig, serve_policy
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language.tiny import TinyConfig, write_tiny
-from vla_rl.models.loading import BASE_POLICY, SHIPPED_FLOW
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.shipped import BASE_POLICY, SHIPPED_FLOW
 from vla_rl.serving.openpi_messages import decode_message, encode_message
 from vla_rl.serving.policy_server import ServerConfig
+from vla_rl.types import Sampling
 
 IMAGE = np.zeros((224, 224, 3), np.uint8)
 OBSERVATION = {
@@ -44,6 +47,29 @@ def test_the_shipped_policy_is_served_until_sigterm_and_no_reply_is_lost() -> No
         printed, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "│ 2       │ 0" in printed
+
+
+def test_a_server_acts_by_the_means_of_tokens_if_it_is_told_so() -> None:
+    with (
+        serving("--by-mean", "--temperature", "0.5") as (address, _),
+        connect(address, compression=None) as client,
+    ):
+        assert decode_message(client.recv())["by_mean_at"] == 0.5
+        client.send(encode_message(OBSERVATION))
+        chunk = decode_message(client.recv())["actions"]
+    policy: Any = load_policy(str(BASE_POLICY), CheckpointConfig(), "cpu")
+    named = ("image", "wrist_image", "state", "instruction")
+    batch = policy.prepare([dict(zip(named, OBSERVATION.values(), strict=True))])
+    means, likeliest = (
+        Sampling(greedy=True, by_mean=by_mean, temperature=0.5) for by_mean in (True, False)
+    )
+    with torch.inference_mode():
+        expected, other = (
+            policy.decode(policy.sample(batch, [each]).tokens.numpy())[0]
+            for each in (means, likeliest)
+        )
+    np.testing.assert_allclose(chunk, expected, atol=1e-6)
+    assert not np.allclose(chunk, other, atol=1e-3)
 
 
 async def test_a_dry_run_shows_what_clients_send_and_serves_nothing(

@@ -35,18 +35,17 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import require_for_libero
-from vla_rl.models.loading import (
+from vla_rl.models.loading import CheckpointConfig, load_policy
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.prismatic.config import TrainingImages, tiny
+from vla_rl.models.shipped import (
     BASE_POLICY,
     FLOW_BASE_POLICY,
     PLACEHOLDER_BASE_POLICY,
     SHIPPED,
     SHIPPED_FLOW,
-    CheckpointConfig,
     is_base_policy,
-    load_policy,
 )
-from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.prismatic.config import TrainingImages, tiny
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.parity import ParityConfig, Way

@@ -13,6 +13,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.models.example_inputs import example_observation
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.shipped import PLACEHOLDER_BASE_POLICY, SHIPPED
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.dagger_libero import DaggerLiberoConfig, open_agent
 from vla_rl.recipes.srpo_libero import HeldOutConfig
@@ -83,11 +84,16 @@ class Still:
         )
 
 
-async def test_the_expert_may_be_another_policy_in_this_process(tmp_path: Path, base: Path) -> None:
-    expert = tmp_path / "expert"
+@pytest.mark.parametrize("named", [False, True])
+async def test_the_expert_may_be_another_policy_in_this_process(
+    tmp_path: Path, base: Path, named: bool
+) -> None:
+    expert = str(tmp_path / "expert")
     other = OpenVlaOft.create(tiny(), seed=1)
-    other.save(expert)
-    config = small(tmp_path, base, expert=str(expert), intervention=InterventionConfig(beta=0.0))
+    other.save(Path(expert))
+    if named:
+        expert, other = SHIPPED, OpenVlaOft.load(PLACEHOLDER_BASE_POLICY)
+    config = small(tmp_path, base, expert=expert, intervention=InterventionConfig(beta=0.0))
     assert training_starts(config)[0].env.id == "vla_rl/libero_goal-v0"
     seen = example_observation(other, 0)
     assert seen is not None

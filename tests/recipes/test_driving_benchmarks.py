@@ -19,7 +19,7 @@ from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.scores.leaderboard_files import DIGESTS
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import ASSETS
+from vla_rl.models.shipped import ASSETS
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import (
     driving_training,
@@ -137,6 +137,7 @@ async def test_a_table_of_another_route_set_than_it_names_is_refused(tmp_path: P
         EvalBench2DriveConfig(results=("results.json",)).require_source()
     with pytest.raises(ConfigError, match="give --policy or --results"):
         EvalBench2DriveConfig().require_source()
+    assert "by_mean" in config.unused_options()  # there is no policy that acts
     other = EvalBench2DriveConfig(policy=BASE, cameras=("image", "image_roof"))
     with pytest.raises(ConfigError, match="expected image and any of"):
         await eval_bench2drive.main(Command(launch=Launch(), config=other))
@@ -207,8 +208,19 @@ async def test_a_policy_learns_on_recorded_scenes_and_its_table_is_printed(
     assert await driving_training.main(Command(launch=TrainingLaunch(), config=config)) == 0
     metrics, checkpoint = results_in(tmp_path)
     assert "score/ego_progress" in metrics
-    assert await evaluate(EvalNavsimConfig(scenes=str(scenes), policy=checkpoint, num_envs=1)) == 0
+    table = tmp_path / "table.json"
+    by_mean = EvalNavsimConfig(
+        scenes=str(scenes),
+        policy=checkpoint,
+        num_envs=1,
+        by_mean=True,
+        temperature=0.4,
+        out=str(table),
+    )
+    assert await evaluate(by_mean) == 0
     assert "score, both stages" in capsys.readouterr().out
+    actions = json.loads(table.read_text())["actions"]
+    assert actions == "greedy, by the means of tokens at temperature 0.4"
 
 
 async def test_what_does_not_fit_is_named_before_anything_runs(

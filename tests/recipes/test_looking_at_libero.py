@@ -16,7 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.contact_sheets import WatchedEpisode
 from vla_rl.evaluation.parity import read_trace, write_trace
 from vla_rl.evaluation.records import EpisodeRecord
-from vla_rl.models.loading import BASE_POLICY, SHIPPED
+from vla_rl.models.shipped import BASE_POLICY, SHIPPED
 from vla_rl.recipes import parity, watch_libero
 from vla_rl.recipes.parity import ParityConfig, parse_way
 from vla_rl.recipes.watch_libero import WatchConfig, main

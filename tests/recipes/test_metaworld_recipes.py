@@ -105,7 +105,7 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
             monkeypatch.setattr(module, "Runtime", partial(Runtime, fork_servers=servers))
         assert await evaluate.main(Command(EvalLaunch(dry_run=True), config)) == 0
         planned = " ".join(capsys.readouterr().out.split())
-        assert "4 episodes, greedily" in planned
+        assert "4 episodes, 0 of them done already" in planned
         assert "everything that the evaluation would read was found" in planned
         assert not os.listdir(tmp_path)
         assert await evaluate.main(Command(EvalLaunch(), config)) == 0

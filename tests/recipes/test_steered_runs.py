@@ -17,9 +17,10 @@ from vla_rl.datasets import open_dataset
 from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.small import SmallFlowConfig
 from vla_rl.models.flow.small_folder import create_small_flow
-from vla_rl.models.loading import PLACEHOLDER_BASE_POLICY, CheckpointConfig, load_policy
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.prismatic.action_tokens import unit_bounds
 from vla_rl.models.prismatic.conventions import AS_STORED
+from vla_rl.models.shipped import PLACEHOLDER_BASE_POLICY
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.models.steered.folder import load_base
 from vla_rl.recipes import train_toy

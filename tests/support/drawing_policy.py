@@ -28,6 +28,7 @@ class DrawingPolicy(MlpPolicy):
     """Tokens are numbers of a normal distribution around a state that the decision has drawn."""
 
     token_ids: Any = None
+    has_token_means = False
 
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
         if drawn is None or set(drawn) != {"state_before", "step", "mean"}:
@@ -52,6 +53,8 @@ class DrawingPolicy(MlpPolicy):
         return states, before, torch.tensor([int(each["step"]) for each in drawn]), mean
 
     def sample(self, batch: Any, samplings: Sequence[Sampling]) -> SampledTokens:
+        for sampling in samplings:
+            sampling.require_no_mean()
         uniforms = seeded_uniforms(samplings, 2 * self.config.num_tokens + 1).float()
         before, noise = uniforms[:, :-1].chunk(2, dim=1)
         steps = (uniforms[:, -1] * NUM_STEPS).long()

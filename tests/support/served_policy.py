@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vla_rl.models.loading import BASE_POLICY
+from vla_rl.models.shipped import BASE_POLICY
 
 
 @contextmanager

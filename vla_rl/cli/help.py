@@ -62,9 +62,9 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "PolicyLossConfig": ("name",),
         "SimulatorConfig": ("num_envs", "envs_per_process"),
         "TextPoolConfig": ("num_envs",),
-        "HeldOutConfig": ("init_states", "every", "simulators", "stop_after"),
-        "HeldOutStarts": ("init_states", "every", "simulators", "stop_after"),
-        "HeldOutScenesConfig": ("scenes", "every", "simulators", "stop_after"),
+        "HeldOutConfig": ("init_states", "by_mean", "every", "simulators", "stop_after"),
+        "HeldOutStarts": ("init_states", "by_mean", "every", "simulators", "stop_after"),
+        "HeldOutScenesConfig": ("scenes", "by_mean", "every", "simulators", "stop_after"),
         "HeldOutReaches": ("init_states", "every", "simulators", "stop_after"),
         "HeldOutSeeds": ("starts", "every", "simulators", "stop_after"),
     }

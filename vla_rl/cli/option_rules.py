@@ -88,7 +88,7 @@ def _decay(who: str, options: Options) -> Any:
     if decay != "run" or who != "learner":
         return decay
     # the layouts of checkpoints come with it, which most recipes do without
-    from vla_rl.models.loading import is_base_policy
+    from vla_rl.models.shipped import is_base_policy
 
     return decay if is_base_policy(options["policy"]) else None
 

@@ -14,7 +14,7 @@ from vla_rl.evaluation.config import EvalConfig
 from vla_rl.evaluation.run_episodes import within_range
 from vla_rl.evaluation.scenes import describe_other_images
 from vla_rl.evaluation.suites import require_fitting
-from vla_rl.models.loading import compute_digest, count_weight_bytes, load_policy
+from vla_rl.models.loading import compute_digest, count_weight_bytes
 from vla_rl.rollout import RealTimeConfig, embodied_agent, make_real_time_agent
 from vla_rl.rollout.engines import ActionEngine
 from vla_rl.serving.latencies import latency_table
@@ -104,7 +104,7 @@ class CheckpointSource:
 
     def _load(self) -> "RobotPolicy":
         config = self._config
-        model = load_policy(config.checkpoint_folder, config, config.device)
+        model = config.load_decoder(config.checkpoint_folder)
         require_fitting(model, config.checkpoint_folder, config.benchmark)
         require_real_time(model, config.checkpoint_folder, config.real_time)
         return model

@@ -30,7 +30,8 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scenes import resolve_checkpoint
-from vla_rl.models.loading import SHIPPED, CheckpointConfig, load_policy
+from vla_rl.models.loading import DecodingConfig
+from vla_rl.models.shipped import SHIPPED
 from vla_rl.rollout.engines import ChatEngine
 from vla_rl.run.terminal import StopSignal
 from vla_rl.serving.latencies import latency_table
@@ -46,7 +47,6 @@ from vla_rl.types import (
     ANY_REPLY,
     Completion,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     Prompt,
     ReplyOptions,
@@ -65,7 +65,7 @@ LOCAL_KEY: Final = "local"
 """Key of OpenAI's clients, which need one, where the server asks for no token."""
 
 
-class ServeConfig(CheckpointConfig, frozen=True, kw_only=True):
+class ServeConfig(DecodingConfig, frozen=True, kw_only=True):
     """The policy, how it chooses actions, and where it is served."""
 
     checkpoint: tyro.conf.Positional[str] = SHIPPED
@@ -82,12 +82,6 @@ class ServeConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Names of the client's entries: libero, droid, aloha, or pairs such as observation/image=image
     (the client's name, then the policy's). The policy's own names are always understood."""
 
-    temperature: PositiveFloat | None = None
-    """Sample actions at this temperature. None: take the most likely action."""
-
-    seed: int = 0
-    """Seed of sampled actions."""
-
     max_batch: PositiveInt = 16
     """Most observations in a batch, whichever connections they come from."""
 
@@ -99,18 +93,16 @@ class ServeConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         read_map(self.map)
+        self.require(
+            not self.by_mean or self.protocol == "openpi",
+            "by_mean",
+            "False with the protocol openai: tokens of a language have no means",
+        )
 
     @property
     def folder(self) -> Path:
         """Folder that `checkpoint` names."""
         return Path(resolve_checkpoint(self.checkpoint, None)).expanduser()
-
-    @property
-    def sampling(self) -> Sampling:
-        """How actions or tokens are chosen."""
-        greedy = self.temperature is None
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(greedy=greedy, temperature=temperature, seed=self.seed)
 
 
 def load_served(config: ServeConfig, folder: Path) -> Any:
@@ -119,7 +111,7 @@ def load_served(config: ServeConfig, folder: Path) -> Any:
         from vla_rl.models.language import load_language_model
 
         return load_language_model(folder)
-    return load_policy(str(folder), config, config.device)
+    return config.load_decoder(str(folder))
 
 
 async def serve_policy(command: Command[Launch, ServeConfig]) -> int:
@@ -187,6 +179,8 @@ async def _serve_actions(
                     "weight_version": engine.weight_version,
                     "reload_error": state.error,
                     "observation": reader.describe(),
+                    # a client that evaluates must not add results of one decoding to another's
+                    **({"by_mean_at": config.sampling.temperature} if config.by_mean else {}),
                 }
 
             async with PolicyServer(

@@ -210,6 +210,8 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
                               its episode
         check_drawn           called with `ActionChunk.drawn` of each decision before it is scored; raises
                               ValueError for what is missing or impossible
+        has_token_means       True if its tokens are numbers in order and all chosen at once, so that
+                              `Sampling.by_mean` takes their means; a policy without it refuses that
         has_likelihood        False if it chooses without noise, so that log-probs say nothing
         predict               called with a batch, tokens, temperatures and "next_state" or "actions";
                               returns `Predictions`, for losses of flow policies and the exact KL

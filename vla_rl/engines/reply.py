@@ -40,6 +40,7 @@ class Reply:
                 f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
                 "greedy=True instead."
             )
+        sampling.require_no_mean()
         self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
         self.guide, self.num_alternatives = guide, num_alternatives
         self._stop_watch = stop_watch

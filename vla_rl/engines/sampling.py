@@ -60,7 +60,7 @@ def choose_tokens(
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """
     uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
-    columns = sampling_columns(samplings, logits.device)
+    columns = sampling_columns(samplings, logits.device, has_token_means=True)
     chosen, log_probs = choose(logits, *columns, to_device(uniforms, logits.device))
     by_mean = torch.tensor([sampling.greedy and sampling.by_mean for sampling in samplings])
     if not by_mean.any():
@@ -72,12 +72,16 @@ def choose_tokens(
     return chosen, tempered.gather(-1, chosen[..., None])[..., 0]
 
 
-def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:
+def sampling_columns(
+    samplings: Sequence[Sampling], device: torch.device, *, has_token_means: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return temperatures, float32 [B], and whether each row is greedy, bool [B], on a device.
 
-    Raises: ValueError for a temperature of 0.
+    Raises: ValueError for a temperature of 0, or for `Sampling.by_mean` unless the caller heeds it.
     """
     for sampling in samplings:
+        if not has_token_means:
+            sampling.require_no_mean()
         if not sampling.temperature > 0.0:
             raise ValueError(
                 f"Sampling.temperature is {sampling.temperature}, expected > 0; use "

@@ -25,11 +25,11 @@ from vla_rl.evaluation.suites import (
     parse_numbers,
     parse_task_ids,
 )
-from vla_rl.models.loading import CheckpointConfig, compute_digest
+from vla_rl.models.loading import DecodingConfig, compute_digest
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
 from vla_rl.rollout import RealTimeConfig
 from vla_rl.serving.remote_config import RemotePolicyConfig, is_server_address
-from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, ReadIf, Sampling
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, ReadIf, Sampling
 
 MIB = 2**20
 
@@ -44,7 +44,9 @@ class Starts(Protocol):
     @property
     def init_states(self) -> str: ...
     @property
-    def temperature(self) -> float | None: ...
+    def sampling(self) -> Sampling: ...
+    @property
+    def decoding_in_words(self) -> str: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -60,10 +62,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
 
     Raises: ConfigError for a suite, a task or an initial state that does not exist.
     """
-    greedy = starts.temperature is None
-    sampling = Sampling(
-        greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature
-    )
+    sampling = starts.sampling
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
         tasks = list_suite_tasks(suite, "suites")
@@ -97,11 +96,10 @@ def describe_conditions(starts: Starts) -> str:
         str(limit) if len(limits) == 1 else f"{limit} ({', '.join(suites)})"
         for limit, suites in limits.items()
     )
-    size, temperature = starts.scene.image_size, starts.temperature
-    actions = "greedy" if temperature is None else f"sampled at temperature {temperature:g}"
+    size = starts.scene.image_size
     return (
         f"{starts.scene.in_words}, images of {size} x {size} pixels; at most "
-        f"{', '.join(named)} control steps; actions: {actions}; "
+        f"{', '.join(named)} control steps; actions: {starts.decoding_in_words}; "
         f"initial states: {starts.init_states}"
     )
 
@@ -166,14 +164,9 @@ def print_plan(
             f"{limit} each, {limit * len(of_suite)} in all",
         )
     console.print(table)
-    how = (
-        "greedily"
-        if starts.temperature is None
-        else f"sampled at temperature {starts.temperature:g}"
-    )
     console.print(
-        f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
-        f"{starts.scene.in_words}",
+        f"{len(episodes)} episodes, {num_done} of them done already; {num_envs} at a time; actions: "
+        f"{starts.decoding_in_words}; {starts.scene.in_words}",
         markup=False,
     )
     benchmark, scene = starts.benchmark, starts.scene
@@ -192,7 +185,7 @@ def print_plan(
     console.print(memory_table("Memory estimate", items, available_bytes()))
 
 
-class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
+class EvalConfig(DecodingConfig, frozen=True, kw_only=True):
     """The checkpoint, the episodes and the conditions of an evaluation on any benchmark."""
 
     READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("videos_per_task",), "videos"),)
@@ -215,9 +208,6 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     step_limit: StepLimit | None = None
     """None: each suite's published limit. Set 512 for SRPO's limit."""
-
-    temperature: PositiveFloat | None = None
-    """Sample actions at this temperature. None: take the most likely action."""
 
     image_size: ImageSize | None = None
     """None: 84 for the shipped policy, else 256, as published policies were trained."""
@@ -252,9 +242,6 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     name: str = "eval"
     """First part of the folder's name."""
 
-    seed: int = 0
-    """Seed of sampled actions."""
-
     def __post_init__(self) -> None:
         for suite in self.suites:
             self.require(
@@ -282,11 +269,10 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
             "real_time.delay",
             f"0: the policy at {address} is asked for one chunk after another",
         )
-        for name in (*CheckpointConfig.__struct_fields__, "temperature"):
-            defaults: Any = CheckpointConfig() if name != "temperature" else None
-            default = getattr(defaults, name, None)
+        for name in DecodingConfig.__struct_fields__:
+            default = getattr(DecodingConfig(), name)
             self.require(
-                getattr(self, name) == default,
+                name == "seed" or getattr(self, name) == default,
                 name,
                 f"{default!r}: the policy at {address} was told how to act when it was started",
             )
@@ -352,6 +338,10 @@ def evaluation_conditions(config: EvalConfig, digest: str | None = None) -> dict
         names.remove("server")
     if config.real_time == RealTimeConfig():
         names.remove("real_time")
+    # under the names that held-out episodes of a run have
+    names.remove("by_mean")
+    sampling = config.sampling
+    by_mean = {"temperature": None, "by_mean_at": sampling.temperature} if sampling.by_mean else {}
     if digest is None:
         digest = compute_digest(config.list_files(config.checkpoint_folder))
     return {
@@ -361,6 +351,7 @@ def evaluation_conditions(config: EvalConfig, digest: str | None = None) -> dict
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,
         "quality": config.scene.quality,
+        **by_mean,
     }
 
 

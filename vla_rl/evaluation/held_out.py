@@ -33,6 +33,7 @@ from vla_rl.evaluation.records import (
 )
 from vla_rl.evaluation.run_episodes import embodied_agent_within_range, run_each, run_each_on_hosts
 from vla_rl.evaluation.tables import weights_table
+from vla_rl.models.families import require_token_means
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.rollout import AnyEngine, EpisodeRunner
@@ -123,6 +124,11 @@ class HeldOutEvaluator:
         self._sheet_failures = FailureReporter(
             "contact sheets of held-out episodes", "that episode has none"
         )
+
+    def require_means(self, model: object) -> None:
+        """Raise ConfigError if an episode acts by the means of tokens and the policy has none."""
+        if any(each.sampling.by_mean for each in (*self.one_set, *self.choose)):
+            require_token_means(model, "held_out.by_mean")
 
     @property
     def runs_on_hosts(self) -> bool:

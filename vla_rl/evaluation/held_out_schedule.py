@@ -27,7 +27,7 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.records import Measure, episode_key
 from vla_rl.evaluation.suites import parse_numbers
-from vla_rl.types import Config, EpisodeSpec, PositiveInt, ReadIf
+from vla_rl.types import Config, EpisodeSpec, PositiveInt, ReadIf, Sampling
 
 
 class HeldOutSchedule(Config, frozen=True, kw_only=True):
@@ -58,6 +58,19 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
     """Stop the run, in order, when the trend of the last evaluations on the starts that choose, this
     many and one, is certainly below 2 points an evaluation. With few starts, more evaluations are
     needed, which one line says. None: never."""
+
+
+class HeldOutDecoding(HeldOutSchedule, frozen=True, kw_only=True):
+    """A schedule, and how held-out episodes of a policy with action tokens choose their greedy actions."""
+
+    by_mean: bool = False
+    """Act by the means: take the token nearest to the mean of each number that the policy would sample at the
+    recipe's `temperature`, instead of the likeliest. Set it for policies that choose all tokens at once and whose
+    neighbouring tokens mean nearly the same (OpenVLA-OFT); others refuse it."""
+
+    def sampling(self, temperature: float) -> Sampling:
+        """Return how held-out episodes act with a policy that trains at `temperature`."""
+        return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
 
 
 def choosing_numbers(

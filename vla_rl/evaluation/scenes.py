@@ -15,13 +15,12 @@ import msgspec
 from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, Assets, find_assets
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import (
+from vla_rl.models.shipped import (
     BASE_POLICY,
-    FLOW_BASE_POLICY,
     PLACEHOLDER_BASE_POLICY,
     SHIPPED,
-    SHIPPED_FLOW,
     is_base_policy,
+    resolve_name,
 )
 from vla_rl.types import Config, EnvSpec
 
@@ -217,13 +216,11 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
 
     Raises: ConfigError if there are no assets.
     """
-    if checkpoint == SHIPPED_FLOW:
-        return str(FLOW_BASE_POLICY)
-    if checkpoint != SHIPPED:
-        return checkpoint
+    shipped = BASE_POLICY
     # the policy that was trained on the other assets does worse on these, and nothing would say why
-    source = assets_in_use(assets).source
-    return str(PLACEHOLDER_BASE_POLICY if source == PLACEHOLDER_ASSETS else BASE_POLICY)
+    if checkpoint == SHIPPED and assets_in_use(assets).source == PLACEHOLDER_ASSETS:
+        shipped = PLACEHOLDER_BASE_POLICY
+    return resolve_name(checkpoint, shipped)
 
 
 def assets_in_use(assets: str | None) -> Assets:

@@ -199,6 +199,17 @@ def read_config_type(folder: Path) -> str | None:
     return named if isinstance(named, str) else None
 
 
+def require_token_means(policy: Any, option: str) -> None:
+    """Raise ConfigError if `Sampling.by_mean`, which an option sets, says nothing for a policy."""
+    if not getattr(policy, "has_token_means", False):
+        table, dot, name = option.replace("_", "-").rpartition(".")
+        raise ConfigError(
+            f"{option} is True, but a {type(policy).__name__} does not choose all numbers of its actions at "
+            "once, as tokens, so there are no means to act by; expected False "
+            f"(--{table}{dot}no-{name}), or a policy such as OpenVLA-OFT with tokens"
+        )
+
+
 def require_method(policy: Any, name: str, option: str) -> Any:
     """Return a method that not every family has. Raises: ConfigError naming the option that needs it."""
     method = getattr(policy, name, None)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-import vla_rl
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models import openvla_oft
-from vla_rl.models.families import PolicyFamily, find_family
+from vla_rl.models.families import PolicyFamily, find_family, require_token_means
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.prismatic.conventions import (
     AS_STORED,
@@ -31,6 +30,7 @@ from vla_rl.models.steered.file import (
     read_steered_file,
     require_base_source,
 )
+from vla_rl.types import PositiveFloat, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -41,25 +41,6 @@ if TYPE_CHECKING:
 
     VlaPolicy: TypeAlias = OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
 
-
-ASSETS: Final = Path(vla_rl.__file__).parent / "assets"
-"""Folder of the files that ship."""
-
-BASE_POLICY: Final = ASSETS / "libero_base"
-"""The checkpoint in this package: half-trained on tasks 1 and 6 of libero_object and task 7 of
-libero_goal, drawn with LIBERO's own assets."""
-
-PLACEHOLDER_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
-"""The same on the placeholder assets, and on task 8 of libero_object too."""
-
-SHIPPED: Final = "shipped"
-"""Name, instead of a folder, of the one of these two that was trained on the assets in use."""
-
-FLOW_BASE_POLICY: Final = ASSETS / "libero_flow_base"
-"""A small flow policy, half-trained on tasks 7, 8 and 9 of libero_goal, drawn with LIBERO's own assets."""
-
-SHIPPED_FLOW: Final = "shipped_flow"
-"""Name of this one, instead of its folder."""
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
@@ -95,11 +76,53 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
         return open_folder(checkpoint, self.adapter)
 
 
-def is_base_policy(checkpoint: str) -> bool:
-    """Return whether this names a LIBERO base policy of this package, however it is written."""
-    folder = Path(checkpoint).expanduser().resolve()
-    shipped = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY)
-    return checkpoint in (SHIPPED, SHIPPED_FLOW) or folder in [each.resolve() for each in shipped]
+class DecodingConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """A checkpoint, and how its actions are chosen outside of training."""
+
+    temperature: PositiveFloat | None = None
+    """Sample actions at this temperature. None: take the most likely action. With by_mean, the temperature of the
+    distributions whose means are taken; None: 1."""
+
+    by_mean: bool = False
+    """Take, for each number of an action, the token nearest to the mean of the policy's distribution, instead of
+    the likeliest. For policies with action tokens that are chosen at once (OpenVLA-OFT); others refuse it."""
+
+    seed: int = 0
+    """Seed of sampled actions."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How actions are chosen."""
+        return Sampling(
+            greedy=self.temperature is None or self.by_mean,
+            by_mean=self.by_mean,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            seed=self.seed,
+        )
+
+    @property
+    def decoding_in_words(self) -> str:
+        """How actions are chosen, for a plan and the caption of a table."""
+        sampling = self.sampling
+        if not sampling.greedy:
+            return f"sampled at temperature {sampling.temperature:g}"
+        if not sampling.by_mean:
+            return "greedy"
+        return f"greedy, by the means of tokens at temperature {sampling.temperature:g}"
+
+    def load_decoder(self, checkpoint: str) -> "RobotPolicy":
+        """Load the policy in a folder or hub id.
+
+        Raises: as `load_policy`; ConfigError for `by_mean` if its tokens have no means.
+        """
+        policy = load_policy(checkpoint, self, self.device)
+        self.require_means(policy)
+        return policy
+
+    def require_means(self, policy: object) -> None:
+        """Raise ConfigError for `by_mean` if the tokens of a policy have no means."""
+        if self.by_mean:
+            require_token_means(policy, "by_mean")
 
 
 def read_family(checkpoint: "str | PublicFolder") -> Family:

@@ -137,6 +137,9 @@ class MlpNetwork(nn.Module):
 class MlpPolicy(PolicyModel[Tensor]):
     """A `PolicyModel` that sees `observation["state"]` only. Build one with `create` or `load`."""
 
+    has_token_means = True
+    """Whether `Sampling.by_mean` takes the means of its tokens."""
+
     def __init__(
         self,
         config: MlpConfig,

@@ -232,10 +232,6 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
         """Sample token ids int64 [B, D]. Greedy rows take the most likely token each time."""
-        # The mean of a token's distribution depends on the tokens before it, so it cannot be
-        # taken in one pass.
-        for sampling in samplings:
-            sampling.require_no_mean()
         noise = to_device(seeded_uniforms(samplings, self.config.action_dim), self._device)
         tokens, log_probs = self._acting(
             self._generated, batch, *sampling_columns(samplings, self._device), noise

@@ -18,6 +18,7 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs import LIBERO_SUITES
 from vla_rl.evaluation.run_episodes import within_range
+from vla_rl.evaluation.scenes import resolve_checkpoint
 from vla_rl.evaluation.suites import SuiteTask
 from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.models.steered import SteeringConfig
@@ -45,8 +46,8 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     """The head that is trained. A scale of 2 lets it choose any chunk, whatever the base would do."""
 
     expert: str = SCRIPTED
-    """scripted: the simulator's own, which knows the hidden state. Else the folder of another policy, or the
-    address of a policy server (ws://HOST:PORT)."""
+    """scripted: the simulator's own, which knows the hidden state. Else the folder of another policy, shipped or
+    shipped_flow as in `policy`, or the address of a policy server (ws://HOST:PORT)."""
 
     server: RemotePolicyConfig = RemotePolicyConfig()
     """How that server is asked."""
@@ -67,9 +68,11 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return also the options of a policy server, if the expert is none."""
-        found = super().unused_options()
+        found = dict(super().unused_options())
         if is_server_address(self.expert):
             return found
+        if self.expert != SCRIPTED:  # a folder, which may be a head over a base of its own
+            del found["policy_format.base_policy"]
         return {**found, "server": f"expert is {self.expert!r}, which is no policy server"}
 
     def make_training_env(self, task: SuiteTask) -> EnvSpec:
@@ -118,7 +121,8 @@ async def open_agent(config: DaggerLiberoConfig) -> AsyncIterator[Agent]:
         from vla_rl.evaluation.suites import require_fitting
         from vla_rl.models.loading import load_policy
 
-        policy = load_policy(config.expert, config.policy_format, config.run.device)
+        folder = resolve_checkpoint(config.expert, config.assets)
+        policy = load_policy(folder, config.policy_format, config.run.device)
         require_fitting(policy, config.expert, config.benchmark)
         async with DeviceLane(1) as lane, TorchActionEngine(policy, lane, config.engine) as engine:
             expert = ClippedExpert(PolicyExpert(engine))

@@ -24,17 +24,17 @@ from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.contact_sheets import write_drive_sheet
 from vla_rl.evaluation.held_out import ContactSheetWriter, HeldOutEvaluator
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_schedule import HeldOutDecoding
 from vla_rl.evaluation.records import SCORES
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
-    ASSETS,
     CheckpointFormat,
     Device,
     compute_digest_as_read,
     load_openvla,
 )
 from vla_rl.models.prismatic.config import OpenVlaConfig
+from vla_rl.models.shipped import ASSETS
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -45,7 +45,6 @@ from vla_rl.types import (
     PositiveFloat,
     PositiveInt,
     ReadIf,
-    Sampling,
     derive_seed,
 )
 
@@ -103,7 +102,7 @@ FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
 
 
-class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
+class HeldOutScenesConfig(HeldOutDecoding, frozen=True, kw_only=True):
     """Scenes of the held-out split, driven greedily before the first update and after the last, and
     beside training every few updates if wanted.
     """
@@ -120,21 +119,12 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     """Number of the scenes after them, which choose the best checkpoint, with `every`. None: as
     many."""
 
-    by_mean: bool = False
-    """Drive by the mean of each number that the policy would sample at `temperature`, to the nearest
-    token, instead of the likeliest token. Set it for policies whose neighbouring tokens mean nearly
-    the same."""
-
     @property
     def num_choosing(self) -> int:
         """Number of scenes that choose the best checkpoint."""
         if self.every is None:
             return 0
         return self.scenes if self.choose_scenes is None else self.choose_scenes
-
-    def sampling(self, temperature: float) -> Sampling:
-        """Return how held-out scenes are driven by a policy that trains at `temperature`."""
-        return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
 
 
 class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):

@@ -1,15 +1,18 @@
 """Evaluate a policy on Bench2Drive: `python -m vla_rl.recipes.eval_bench2drive --policy base`.
 
-Answers the agents of CARLA's leaderboard (`vla-rl export carla`) with the policy's
-greedy plans, until Ctrl-C. Afterwards, with the leaderboard's results, prints the benchmark's table:
+Answers the agents of CARLA's leaderboard (`vla-rl export carla`) with the policy's plans, greedy ones by
+default (`--by-mean`: by the means of its tokens), until Ctrl-C. Afterwards, with the leaderboard's results,
+prints the benchmark's table:
 
     ... --results results/*.json --routes bench2drive220.xml --route-set bench2drive220
     ... --first-junctions first_junctions.json --rides rides          # multi-ability, smoothness
 """
 
 import asyncio
+import itertools
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,13 +45,13 @@ from vla_rl.envs.driving.scores.leaderboard_files import (
     require_route_set,
 )
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import CheckpointConfig
+from vla_rl.models.loading import DecodingConfig
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.run.terminal import StopSignal
-from vla_rl.types import Observation, PositiveFloat, PositiveInt, Sampling
+from vla_rl.types import Observation, PositiveFloat, PositiveInt, derive_seed
 
 
-class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
+class EvalBench2DriveConfig(DecodingConfig, frozen=True, kw_only=True):
     """The policy that is served, or the results that the table is made of."""
 
     policy: str | None = None
@@ -104,6 +107,12 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     out: str | None = None
     """File that the table is written to as JSON. None: only printed."""
 
+    def unused_options(self) -> Mapping[str, str]:
+        """Return the options of a policy, if there is none."""
+        return (
+            {} if self.policy else dict.fromkeys(DecodingConfig.__struct_fields__, "policy is none")
+        )
+
     def require_source(self) -> None:
         """Check that there is a policy, or results and their routes. Raises: ConfigError."""
         if (self.policy is None) == (not self.results):
@@ -147,6 +156,7 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
         config.action,
         config.route_points,
     )
+    config.require_means(model)
     print(model.describe())
     if command.launch.dry_run:
         print("everything that the command would read was found")
@@ -157,9 +167,12 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
         engines.DeviceLane(config.torch_threads) as lane,
         engines.TorchActionEngine(model, lane, EngineConfig(max_batch=config.max_batch)) as engine,
     ):
+        numbers = itertools.count()
 
         async def decide(observation: Observation) -> np.ndarray:
-            return (await engine.act(observation, Sampling(greedy=True))).actions
+            seed = derive_seed(config.seed, next(numbers))
+            sampling = msgspec.structs.replace(config.sampling, seed=seed)
+            return (await engine.act(observation, sampling)).actions
 
         address = (config.host, config.port)
         host = PolicyHost(

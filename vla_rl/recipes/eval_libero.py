@@ -49,7 +49,7 @@ from vla_rl.evaluation.suites import (
     parse_task_ids,
 )
 from vla_rl.evaluation.tables import kind_of_change
-from vla_rl.models.loading import SHIPPED
+from vla_rl.models.shipped import SHIPPED
 from vla_rl.types import EnvSpec
 
 

@@ -1,8 +1,9 @@
 """Print NavSim's table: `python -m vla_rl.recipes.eval_navsim navtest_scenes --policy base`.
 
-Grades one trajectory in each recorded scene: the policy's greedy one, or those in a file that any
+Grades one trajectory in each recorded scene: one of the policy (greedy, by default), or those in a file that any
 planner wrote. The scenes come from a navsim install by what `vla-rl export navsim DIR` writes.
 
+    ... navtest_scenes --policy base --by-mean     by the means of the policy's tokens
     ... navtest_scenes --plans plans.npz           trajectories of another planner
     ... navtest_scenes --version pdms_v1           version 1's score
     ... navhard_scenes --policy base               both stages, if the split has two
@@ -11,9 +12,10 @@ planner wrote. The scenes come from a navsim install by what `vla-rl export navs
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tyro
@@ -39,16 +41,17 @@ from vla_rl.envs.driving.scores.navsim import (
 from vla_rl.envs.driving.scores.scene_files import read_plans
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
-from vla_rl.models.loading import CheckpointConfig
+from vla_rl.models.loading import DecodingConfig
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, Sampling, Trajectory
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, Trajectory, derive_seed
 from vla_rl.util.atomic_files import replace_file
 
 if TYPE_CHECKING:
     from vla_rl.envs.driving.scores.geometry import Floats
+    from vla_rl.models.loading import VlaPolicy
 
 
-class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
+class EvalNavsimConfig(DecodingConfig, frozen=True, kw_only=True):
     """The scenes, the trajectories and the score."""
 
     scenes: tyro.conf.Positional[str] = "navtest_scenes"
@@ -90,6 +93,12 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
         has_route = self.action == "along_route"
         self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
 
+    def unused_options(self) -> Mapping[str, str]:
+        """Return the options of a policy, if there is none."""
+        return (
+            {} if self.policy else dict.fromkeys(DecodingConfig.__struct_fields__, "policy is none")
+        )
+
     def require_source(self) -> None:
         """Check that there is a policy, or plans, and not both. Raises: ConfigError."""
         if (self.policy is None) == (self.plans is None):
@@ -116,12 +125,14 @@ async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
         raise ConfigError(str(error)) from error
     print(table.text)
     if config.out is not None:
-        content = {
+        content: dict[str, Any] = {
             "version": table.version,
             "num_scenes": table.num_scenes,
             "score": table.score,
             "stages": table.stages,
         }
+        if config.plans is None:
+            content["actions"] = config.decoding_in_words
         await asyncio.to_thread(replace_file, Path(config.out), msgspec.json.encode(content))
     return 0
 
@@ -144,12 +155,16 @@ def graded_table(
     return make_navsim_table(graded, config.version, read_two_stages(Path(config.scenes)))
 
 
-async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
-    """Return the policy's greedy trajectory in each scene."""
+def _load(config: EvalNavsimConfig) -> "VlaPolicy":
     assert config.policy is not None
-    model = await asyncio.to_thread(
-        load_driver, config.policy, config, config.device, config.action, None
-    )
+    model = load_driver(config.policy, config, config.device, config.action, None)
+    config.require_means(model)
+    return model
+
+
+async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
+    """Return the policy's trajectory in each scene."""
+    model = await asyncio.to_thread(_load, config)
     print(model.describe())
     plans: dict[str, Floats] = {}
 
@@ -179,10 +194,7 @@ async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
     if config.plans is not None:
         read_plans(Path(config.plans))
     else:
-        assert config.policy is not None
-        await asyncio.to_thread(
-            load_driver, config.policy, config, config.device, config.action, None
-        )
+        await asyncio.to_thread(_load, config)
         # one environment: all scenes of the folder have the same arguments
         await open_each([_env(config)], SimulatorConfig())
     print(f"{len(files)} scenes; everything that the command would read was found")
@@ -211,9 +223,9 @@ def _episode(config: EvalNavsimConfig, number: int) -> EpisodeSpec:
         env=_env(config),
         task="navsim",
         options={"init_state_id": number},
-        sampling=Sampling(greedy=True),
+        sampling=config.sampling,
         seed=0,
-        policy_seed=0,
+        policy_seed=derive_seed(config.seed, "navsim", number),
     )
 
 

@@ -49,7 +49,8 @@ from vla_rl.evaluation.suites import LIBERO
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
-from vla_rl.models.loading import SHIPPED, CheckpointFormat, load_policy
+from vla_rl.models.loading import CheckpointFormat, load_policy
+from vla_rl.models.shipped import SHIPPED
 from vla_rl.pipelines.config import PlannerTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.trainable_policy import require_trainable

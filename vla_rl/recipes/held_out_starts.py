@@ -2,12 +2,12 @@
 
 from typing import ClassVar
 
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_schedule import HeldOutDecoding
 from vla_rl.evaluation.scenes import StepLimit
 from vla_rl.types import ReadIf
 
 
-class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
+class HeldOutStarts(HeldOutDecoding, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, and beside training every few
     updates if wanted, from starts that are never trained on.
     """

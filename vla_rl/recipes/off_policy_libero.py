@@ -50,7 +50,8 @@ class OffPolicyLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
         """Return also what would train the policy itself."""
         parts = ("train", "lora_rank", "recompute_activations")
         why = "the policy is frozen, and its head is trained"
-        return {**super().unused_options(), **dict.fromkeys(parts, why)}
+        of_heads = {"policy_format.base_policy": "policy is the frozen base itself; name it there"}
+        return {**super().unused_options(), **dict.fromkeys(parts, why), **of_heads}
 
     def load_starting_policy(self) -> "SteeredPolicy":
         """Put a new head over the frozen policy. Raises: ConfigError, CheckpointError."""

@@ -43,7 +43,8 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import check_starts, libero_episode, require_for_libero
-from vla_rl.models.loading import SHIPPED, CheckpointConfig, load_openvla
+from vla_rl.models.loading import CheckpointConfig, load_openvla
+from vla_rl.models.shipped import SHIPPED
 from vla_rl.types import Config, PositiveInt, Sampling, Trajectory
 from vla_rl.util.values import plain_console
 

@@ -27,7 +27,7 @@ from vla_rl.evaluation.scenes import (
 )
 from vla_rl.evaluation.suites import LIBERO, Benchmark, SuiteTask
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import SHIPPED, is_base_policy
+from vla_rl.models.shipped import SHIPPED, is_base_policy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import suite_training
 from vla_rl.recipes.held_out_starts import HeldOutStarts

@@ -22,7 +22,7 @@ from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.envs.toy import NUM_INIT_STATES
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutEvaluator, parse_numbers
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, choosing_numbers
+from vla_rl.evaluation.held_out_schedule import HeldOutDecoding, choosing_numbers
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
@@ -34,7 +34,6 @@ from vla_rl.types import (
     PositiveFloat,
     PositiveInt,
     ReadIf,
-    Sampling,
     derive_seed,
 )
 
@@ -53,7 +52,7 @@ over it: with 0.4, a policy that ignores the image and still explores succeeds i
 its episodes."""
 
 
-class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
+class HeldOutReaches(HeldOutDecoding, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, and beside training every few
     updates if wanted, from starts that are never trained on.
     """
@@ -173,7 +172,7 @@ def _report_numbers(config: SrpoToyConfig) -> tuple[int, ...]:
 
 
 def _greedy_episodes(config: SrpoToyConfig, states: Sequence[int]) -> list[EpisodeSpec]:
-    sampling = Sampling(greedy=True, temperature=config.temperature)
+    sampling = config.held_out.sampling(config.temperature)
     return [
         EpisodeSpec(
             episode_id=number,

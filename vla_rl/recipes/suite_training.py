@@ -55,7 +55,6 @@ from vla_rl.types import (
     PositiveFloat,
     PositiveInt,
     ReadIf,
-    Sampling,
     derive_seed,
 )
 
@@ -246,7 +245,7 @@ def _greedy_episodes(
     """Return a greedy episode of each task from each of its starts, in each environment."""
     # greedy, as published success rates are; what training samples is reported as
     # rollout/success_rate
-    sampling = Sampling(greedy=True, temperature=config.temperature)
+    sampling = config.held_out.sampling(config.temperature)
     cases = [
         (env, task, state)
         for task, states in states_of.items()

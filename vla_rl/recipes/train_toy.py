@@ -25,7 +25,7 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutEvaluator
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_schedule import HeldOutDecoding
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -36,7 +36,6 @@ from vla_rl.types import (
     PositiveFloat,
     PositiveInt,
     ReadIf,
-    Sampling,
     derive_seed,
 )
 
@@ -49,7 +48,7 @@ REACH = "vla_rl/toy_reach-v0"
 CONTROL = "vla_rl/control-v0"
 
 
-class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
+class HeldOutSeeds(HeldOutDecoding, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, and beside training every few
     updates if wanted, from seeds that are never trained on. Success has to be known.
     """
@@ -199,7 +198,7 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
             task=config.env_id,
             seed=seed,
             policy_seed=seed,
-            sampling=Sampling(greedy=True, temperature=config.temperature),
+            sampling=config.held_out.sampling(config.temperature),
         )
         for number, seed in enumerate(seeds)
     ]

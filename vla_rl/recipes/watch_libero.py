@@ -52,13 +52,8 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import Suite, list_suite_tasks, require_for_libero
-from vla_rl.models.loading import (
-    SHIPPED,
-    SHIPPED_FLOW,
-    CheckpointConfig,
-    CheckpointFormat,
-    load_policy,
-)
+from vla_rl.models.loading import CheckpointFormat, DecodingConfig
+from vla_rl.models.shipped import SHIPPED, SHIPPED_FLOW
 from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import (
@@ -73,7 +68,7 @@ from vla_rl.types import (
 from vla_rl.util.values import plain_console
 
 
-class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
+class WatchConfig(DecodingConfig, frozen=True, kw_only=True):
     """The tasks, the policy that acts, and the video file."""
 
     suite: Suite = "libero_object"
@@ -96,9 +91,6 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     video: Path | None = None
     """Write all episodes, one after the other, into this .mp4 file. None: no video."""
 
-    is_greedy: bool = True
-    """Take the checkpoint's most likely action; otherwise sample."""
-
     image_size: ImageSize | None = None
     """None: the side that the checkpoint was trained with; 224 without a checkpoint."""
 
@@ -108,9 +100,6 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     quality: LiberoQuality | None = None
     """None: the quality that the checkpoint was trained with; exact without a checkpoint."""
-
-    seed: int = 0
-    """Seed of random and sampled actions."""
 
     def __post_init__(self) -> None:
         self.require(
@@ -126,7 +115,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         """Return the options of a checkpoint, if none acts."""
         if self.has_checkpoint:
             return {}
-        of_checkpoints = (*CheckpointFormat.__struct_fields__, "is_greedy")
+        of_checkpoints = (*CheckpointFormat.__struct_fields__, "temperature", "by_mean")
         return dict.fromkeys(of_checkpoints, f"policy is {self.policy!r}")
 
     @property
@@ -211,7 +200,7 @@ async def _open_engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngi
     warning = describe_other_images(folder, source, config.scene.image_size, config.scene.quality)
     if warning is not None:
         print(warning)
-    model = await asyncio.to_thread(load_policy, folder, config, config.device)
+    model = await asyncio.to_thread(config.load_decoder, folder)
     require_for_libero(model, folder)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
@@ -289,7 +278,7 @@ async def _rehearse(config: WatchConfig) -> None:
     await asyncio.to_thread(assets_in_use, config.scene.assets)
     if config.has_checkpoint:
         require_for_libero(
-            await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device),
+            await asyncio.to_thread(config.load_decoder, config.checkpoint_folder),
             config.checkpoint_folder,
         )
     specs = [_episode(config, task_id, 0) for task_id in config.tasks]
@@ -299,14 +288,13 @@ async def _rehearse(config: WatchConfig) -> None:
 def _episode(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
     env = config.scene.make_env_spec(config.suite, task_id, scene_seed=0)
     state = config.init_states[number % len(config.init_states)]
-    sampling = Sampling(greedy=config.is_greedy)
     seed = derive_seed(config.seed, number)
     return libero_episode(
         env,
         task_id * config.episodes + number,
         f"{config.suite}/{task_id}",
         state,
-        sampling=sampling,
+        sampling=config.sampling,
         seed=seed,
     )
 

@@ -86,6 +86,9 @@ class TrainingRun:
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self._config, self._evaluator, team = config, evaluator, Team.of(model)
+        if evaluator is not None:
+            for member in team.members.values():
+                evaluator.require_means(member.model)
         self._evaluation_settings = background_settings(evaluator, config, team)
         self._parts = TrainingParts(
             config,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -175,6 +176,21 @@ class ActionEngineContract(EngineContract):
         for temperature in (1.0, 1.6):
             chunk = opened.run(self.act(opened, 2, greedy=True, temperature=temperature, seed=5))
             np.testing.assert_array_equal(chunk.tokens, best[0].numpy())
+            assert self.gap(policy, 2, chunk, temperature) < self.tolerance
+
+    def test_means_of_tokens_are_the_policys_own_or_refused(self, opened: OpenEngine) -> None:
+        policy = opened.policy
+        if not getattr(policy, "has_token_means", False):
+            with pytest.raises(ValueError, match=r"Sampling\.by_mean"):
+                opened.run(self.act(opened, 2, greedy=True, by_mean=True))
+            return
+        for temperature in (0.5, 1.6):
+            sampling = Sampling(greedy=True, by_mean=True, temperature=temperature)
+            with torch.inference_mode():
+                batch = policy.prepare([self.make_observation(2)])
+                expected = policy.sample(batch, [sampling]).tokens
+            chunk = opened.run(self.act(opened, 2, **msgspec.structs.asdict(sampling)))
+            np.testing.assert_array_equal(chunk.tokens, expected[0].numpy())
             assert self.gap(policy, 2, chunk, temperature) < self.tolerance
 
     def test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it(

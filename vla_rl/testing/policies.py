@@ -100,6 +100,16 @@ class PolicyContract:
         one, other = (self.sample(policy, greedy=True, seed=seed)[2].tokens for seed in (1, 50))
         assert torch.equal(one, other) is not self.greedy_has_noise
 
+    def test_means_of_tokens_are_taken_or_refused(self, policy: PolicyModel[Any]) -> None:
+        if not getattr(policy, "has_token_means", False):
+            with pytest.raises(ValueError, match=r"Sampling\.by_mean"):
+                self.sample(policy, greedy=True, by_mean=True)
+            return
+        one, other = (
+            self.sample(policy, greedy=True, by_mean=True, seed=seed)[2].tokens for seed in (1, 50)
+        )
+        assert torch.equal(one, other)
+
     def test_actions_of_tokens_are_encoded_to_the_same_actions(
         self, policy: PolicyModel[Any]
     ) -> None:

@@ -92,9 +92,8 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
 
     by_mean: bool = False
     """With `greedy`, take the token nearest to the distribution's mean at this temperature instead of
-    the likeliest: for policies whose tokens are numbers in order. The likeliest of many bins that
-    mean nearly the same is an accident; their mean is not. Policies that choose one token after
-    another refuse it."""
+    the likeliest: for policies whose tokens are numbers in order, all chosen at once. The likeliest of
+    many bins that mean nearly the same is an accident; their mean is not. Other policies refuse it."""
 
     seed: int = 0
     """Seed of this one decision. The same seed, weights and observation give the same action. A
@@ -105,11 +104,13 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
         make_fields_plain(self)
 
     def require_no_mean(self) -> None:
-        """Raise ValueError if the mean is asked of a policy that chooses one token after another."""
+        """Raise ValueError if the mean is asked of a policy that does not choose all numbers at once, as
+        tokens.
+        """
         if self.by_mean:
             raise ValueError(
-                "Sampling.by_mean is True, expected False: this policy chooses one token after "
-                "another, and the mean of one depends on those before; use greedy=True alone"
+                "Sampling.by_mean is True, expected False: this policy chooses one token after another, "
+                "or no tokens, so its tokens have no means; use greedy=True alone"
             )
 
 

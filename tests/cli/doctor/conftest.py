@@ -10,7 +10,7 @@ import pytest
 
 from vla_rl.cli.doctor import libraries
 from vla_rl.cli.doctor.libraries import Probe
-from vla_rl.models.loading import BASE_POLICY
+from vla_rl.models.shipped import BASE_POLICY
 
 
 @pytest.fixture

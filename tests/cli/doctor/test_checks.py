@@ -22,9 +22,9 @@ from vla_rl.cli.doctor.libraries import run_probe
 from vla_rl.cli.doctor.policy import checkpoint_that_acts, entropy_share
 from vla_rl.cli.launch import launch
 from vla_rl.cli.memory_plan import EpisodeFootprint
-from vla_rl.models.loading import BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import tiny
+from vla_rl.models.shipped import BASE_POLICY
 from vla_rl.recipes.srpo_toy import new_policy, training_starts
 
 PROGRAM = [sys.executable, "-m", "vla_rl.cli.main", "doctor"]

@@ -131,6 +131,11 @@ class BrokenPolicy(MlpPolicy):
             samplings = [msgspec.structs.replace(each, seed=7) for each in samplings]
         if self.fault == "greedy_is_ignored":
             samplings = [msgspec.structs.replace(each, greedy=False) for each in samplings]
+        if self.fault == "means_are_sampled":
+            samplings = [
+                msgspec.structs.replace(each, greedy=each.greedy and not each.by_mean)
+                for each in samplings
+            ]
         sampled = super().sample(batch, samplings)
         if self.fault == "log_probs_are_double":
             return dataclasses.replace(sampled, log_probs=sampled.log_probs.double())
@@ -170,6 +175,7 @@ POLICY_FAULTS = {
     "chance_is_global": "test_a_seed_is_all_the_chance_of_a_sample",
     "seeds_are_ignored": "test_a_seed_is_all_the_chance_of_a_sample",
     "greedy_is_ignored": "test_greedy_tokens_depend_on_no_seed",
+    "means_are_sampled": "test_means_of_tokens_are_taken_or_refused",
     "decoding_halves": "test_actions_of_tokens_are_encoded_to_the_same_actions",
     "a_copy_is_itself": "test_a_copy_has_weights_of_its_own",
     "nothing_is_loaded": "test_checkpoint_tensors_bring_a_policy_back",
@@ -239,6 +245,7 @@ class BrokenEngine:
             "seeds_are_ignored": {"seed": self.asked},
             "temperature_is_ignored": {"temperature": 1.0},
             "greedy_is_ignored": {"greedy": False},
+            "means_are_ignored": {"by_mean": False},
         }
         return msgspec.structs.replace(sampling, **changes.get(self.fault, {}))
 
@@ -293,6 +300,7 @@ ACTION_FAULTS = {
     "temperature_is_ignored": "test_log_probs_are_those_of_the_learner_after_temperature",
     "log_probs_are_shifted": "test_log_probs_are_those_of_the_learner_after_temperature",
     "greedy_is_ignored": "test_greedy_takes_the_most_likely_tokens_and_scores_them_at_the_temperature",
+    "means_are_ignored": "test_means_of_tokens_are_the_policys_own_or_refused",
     "seeds_are_ignored": "test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it",
     "an_error_breaks_it": "test_a_sampling_that_is_none_fails_its_caller_and_nobody_else",
     "a_cancellation_breaks_it": "test_a_cancelled_decision_is_given_up",

@@ -16,7 +16,15 @@ from vla_rl.models.loading import (
     load_policy,
 )
 from vla_rl.models.prismatic.conventions import AS_STORED
+from vla_rl.models.shipped import (
+    BASE_POLICY,
+    FLOW_BASE_POLICY,
+    PLACEHOLDER_BASE_POLICY,
+    SHIPPED,
+    SHIPPED_FLOW,
+)
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.config import BaseSource, SteeringKind
 from vla_rl.models.steered.digest import compute_base_digest
 from vla_rl.models.steered.folder import load_base, load_steered
 from vla_rl.types import Sampling
@@ -97,6 +105,36 @@ def test_a_base_that_moved_is_found_by_the_option(tmp_path: Path) -> None:
     np.testing.assert_array_equal(act(loaded, "mlp"), act(policy, "mlp"))
     loaded.save(tmp_path / "again")  # names the folder where its base is now
     assert load_steered(tmp_path / "again").layout == policy.layout
+
+
+@pytest.mark.parametrize(
+    ("shipped", "kind", "name"),
+    [
+        (BASE_POLICY, "residual", SHIPPED),
+        (PLACEHOLDER_BASE_POLICY, "residual", SHIPPED),
+        (FLOW_BASE_POLICY, "noise", SHIPPED_FLOW),
+    ],
+)
+def test_a_shipped_base_is_given_by_its_name(
+    shipped: Path, kind: SteeringKind, name: str, tmp_path: Path
+) -> None:
+    config = SteeringConfig(kind=kind, hidden=(16,))
+    base = load_base(str(shipped), AS_STORED, CPU)
+    base.source = BaseSource(path=f"/elsewhere/{shipped.name}")  # as on another machine
+    policy = SteeredPolicy.create(base, config, seed=3)
+    policy.save(tmp_path / "head")
+    with pytest.raises(CheckpointError, match="cannot be loaded from /elsewhere"):
+        load_policy(str(tmp_path / "head"), CheckpointConfig(), "cpu")
+    format = CheckpointConfig(base_policy=name)
+    loaded = load_policy(str(tmp_path / "head"), format, "cpu")
+    assert isinstance(loaded, SteeredPolicy)
+    assert loaded.base.digest == policy.base.digest
+    assert shipped / "config.json" in format.list_files(str(tmp_path / "head"))
+    other = CheckpointConfig(base_policy=SHIPPED if name == SHIPPED_FLOW else SHIPPED_FLOW)
+    with pytest.raises(
+        CheckpointError, match=f"is a head over the base .* but {other.base_policy} is"
+    ):
+        load_policy(str(tmp_path / "head"), other, "cpu")
 
 
 def test_a_base_without_a_folder_has_to_be_given(tmp_path: Path) -> None:

@@ -111,6 +111,9 @@ class OpenVlaOft(OftPolicy):
     (random weights) or `load` (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
     """
 
+    has_token_means = True
+    """Whether `Sampling.by_mean` takes the means of its tokens."""
+
     def __init__(
         self,
         config: OpenVlaOftConfig,
@@ -275,6 +278,8 @@ class ContinuousOpenVlaOft(OftPolicy):
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
         """Sample numbers float32 [B, T]; their log-likelihoods are zeros with diffusion."""
         if self.config.head == "diffusion":
+            for sampling in samplings:
+                sampling.require_no_mean()
             numbers = self._denoised(batch, samplings)
             return SampledTokens(numbers, torch.zeros_like(numbers))
         (centre,) = self._acting(self._centre, batch)

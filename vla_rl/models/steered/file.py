@@ -10,6 +10,7 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.families import CONFIG_FILE
+from vla_rl.models.shipped import BASE_POLICY, PLACEHOLDER_BASE_POLICY, resolve_name
 from vla_rl.models.steered.config import BaseSource, HeadSizes, SteeringConfig
 from vla_rl.types import Config
 
@@ -57,6 +58,8 @@ def read_steered_file(folder: Path) -> SteeredFile:
 def require_base_source(folder: Path, file: SteeredFile, base_policy: str | None) -> BaseSource:
     """Return where the base is: the folder that is given, else the one that the head names.
 
+    Of the policies that `shipped` may stand for, it is the one that the head was trained over.
+
     Raises: CheckpointError if neither is.
     """
     if base_policy is None and file.base is None:
@@ -65,7 +68,13 @@ def require_base_source(folder: Path, file: SteeredFile, base_policy: str | None
             "give its folder (--base-policy)."
         )
     stored = file.base or BaseSource(path="")
-    return stored if base_policy is None else msgspec.structs.replace(stored, path=base_policy)
+    if base_policy is None:
+        return stored
+    # by the name of the folder, because that of another machine stands elsewhere; a wrong guess is refused by
+    # the base's digest
+    has_placeholders = Path(stored.path).name == PLACEHOLDER_BASE_POLICY.name
+    shipped = PLACEHOLDER_BASE_POLICY if has_placeholders else BASE_POLICY
+    return msgspec.structs.replace(stored, path=resolve_name(base_policy, shipped))
 
 
 def explain_missing_base(
