@@ -133,41 +133,37 @@ def test_the_replies_of_a_language_model_have_no_means() -> None:
 @pytest.mark.parametrize(
     ("config", "recipe"),
     [
+        (SrpoLiberoConfig(held_out=HeldOutConfig(by_mean=True, every=5)), suite_training),
+        (SrpoMetaworldConfig(held_out=HeldOutStarts(by_mean=True, every=5)), suite_training),
         (
-            SrpoLiberoConfig(held_out=HeldOutConfig(by_mean=True, every=5), temperature=0.3),
-            suite_training,
-        ),
-        (
-            SrpoMetaworldConfig(held_out=HeldOutStarts(by_mean=True, every=5), temperature=0.3),
-            suite_training,
-        ),
-        (
-            SrpoToyConfig(
-                held_out=HeldOutReaches(init_states="20-29", by_mean=True, every=5), temperature=0.3
-            ),
+            SrpoToyConfig(held_out=HeldOutReaches(init_states="20-29", by_mean=True, every=5)),
             srpo_toy,
         ),
         (
             TrainToyConfig(
-                success_return=1.0,
-                held_out=HeldOutSeeds(starts=2, by_mean=True, every=5),
-                temperature=0.3,
+                success_return=1.0, held_out=HeldOutSeeds(starts=2, by_mean=True, every=5)
             ),
             train_toy,
         ),
     ],
     ids=["LIBERO", "Meta-World", "srpo_toy", "train_toy"],
 )
-def test_held_out_episodes_act_by_the_means_at_the_temperature_of_training(
-    config: Any, recipe: Any
+@pytest.mark.parametrize(("asked", "used"), [({}, 1.0), ({"mean_temperature": None}, 0.3)])
+def test_held_out_episodes_act_by_the_means(
+    config: Any, recipe: Any, asked: dict[str, None], used: float
 ) -> None:
+    held_out = msgspec.structs.replace(config.held_out, **asked)
+    config = msgspec.structs.replace(config, held_out=held_out, temperature=0.3)
     reported, choosing = recipe.held_out_episodes(config), recipe.choosing_episodes(config)
-    expected = Sampling(greedy=True, by_mean=True, temperature=0.3)
+    expected = Sampling(greedy=True, by_mean=True, temperature=used)
     assert reported
     assert choosing
     assert all(each.sampling == expected for each in (*reported, *choosing))
     evaluator = HeldOutEvaluator(reported, choose=choosing, schedule=config.held_out)
-    assert evaluator.conditions["by_mean_at"] == 0.3
+    assert evaluator.conditions["by_mean_at"] == used
+    # without it, the temperature is that of the log-probs, which other runs have
+    likeliest = msgspec.structs.replace(held_out, by_mean=False)
+    assert likeliest.sampling(0.3) == Sampling(greedy=True, temperature=0.3)
 
 
 def test_a_run_of_a_policy_without_means_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.records import Measure, episode_key
 from vla_rl.evaluation.suites import parse_numbers
-from vla_rl.types import Config, EpisodeSpec, PositiveInt, ReadIf, Sampling
+from vla_rl.types import Config, EpisodeSpec, PositiveFloat, PositiveInt, ReadIf, Sampling
 
 
 class HeldOutSchedule(Config, frozen=True, kw_only=True):
@@ -63,13 +63,21 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
 class HeldOutDecoding(HeldOutSchedule, frozen=True, kw_only=True):
     """A schedule, and how held-out episodes of a policy with action tokens choose their greedy actions."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("mean_temperature",), "by_mean"),)
+
     by_mean: bool = False
-    """Act by the means: take the token nearest to the mean of each number that the policy would sample at the
-    recipe's `temperature`, instead of the likeliest. Set it for policies that choose all tokens at once and whose
-    neighbouring tokens mean nearly the same (OpenVLA-OFT); others refuse it."""
+    """Act by the means: take the token nearest to the mean of each number's distribution, instead of the likeliest.
+    Set it for policies that choose all tokens at once and whose neighbouring tokens mean nearly the same
+    (OpenVLA-OFT); others refuse it."""
+
+    mean_temperature: PositiveFloat | None = 1.0
+    """Temperature of the distributions whose means are taken; the lower, the nearer they are to the likeliest
+    tokens. 1, as in evaluations of a checkpoint, is the network's own. None: the recipe's `temperature`."""
 
     def sampling(self, temperature: float) -> Sampling:
         """Return how held-out episodes act with a policy that trains at `temperature`."""
+        if self.by_mean and self.mean_temperature is not None:
+            temperature = self.mean_temperature
         return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
 
 

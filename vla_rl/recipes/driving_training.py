@@ -119,6 +119,10 @@ class HeldOutScenesConfig(HeldOutDecoding, frozen=True, kw_only=True):
     """Number of the scenes after them, which choose the best checkpoint, with `every`. None: as
     many."""
 
+    mean_temperature: PositiveFloat | None = None
+    """Temperature of the distributions whose means are taken. None: the recipe's `temperature`, as which the
+    driving policies were measured."""
+
     @property
     def num_choosing(self) -> int:
         """Number of scenes that choose the best checkpoint."""
