@@ -175,6 +175,8 @@ async def test_limits_that_allow_no_token_are_refused(
             await engine.generate(said(1), max_tokens=0)
         with pytest.raises(ValueError, match=r"temperature is 0.0, expected > 0"):
             await engine.generate(said(1), sampling=Sampling(temperature=0.0))
+        with pytest.raises(ValueError, match=r"Sampling\.by_mean is True, expected False"):
+            await engine.generate(said(1), sampling=Sampling(greedy=True, by_mean=True))
 
 
 async def test_a_short_reply_leaves_before_a_long_one_that_came_first(

@@ -41,7 +41,9 @@ BASE = str(ASSETS / "driving_base")
 async def test_a_served_policy_drives_until_it_is_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = EvalBench2DriveConfig(policy=BASE, port=0, host="127.0.0.1", device="cpu")
+    config = EvalBench2DriveConfig(
+        policy=BASE, port=0, host="127.0.0.1", device="cpu", by_mean=True, temperature=0.4
+    )
     command = Command(launch=Launch(), config=config)
     async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(eval_bench2drive.main(command))

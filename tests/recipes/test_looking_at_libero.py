@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.command_line import Command, Launch, parse_command
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.contact_sheets import WatchedEpisode
 from vla_rl.evaluation.parity import read_trace, write_trace
@@ -20,7 +20,7 @@ from vla_rl.models.shipped import BASE_POLICY, SHIPPED
 from vla_rl.recipes import parity, watch_libero
 from vla_rl.recipes.parity import ParityConfig, parse_way
 from vla_rl.recipes.watch_libero import WatchConfig, main
-from vla_rl.types import EnvSpec, EpisodeSpec
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
 
 
 def test_an_expert_is_watched_from_the_command_line(
@@ -80,6 +80,24 @@ def test_a_checkpoint_sees_images_as_in_its_training(
 ) -> None:
     config = WatchConfig(**changed)
     assert (config.scene.image_size, config.scene.quality) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ([], Sampling(greedy=True)),
+        (["--temperature", "1"], Sampling()),
+        (["--by-mean"], Sampling(greedy=True, by_mean=True)),
+    ],
+)
+def test_a_checkpoint_is_watched_as_it_is_evaluated(options: list[str], sampling: Sampling) -> None:
+    command = parse_command(Launch, WatchConfig, "", ["--policy", SHIPPED, *options])
+    assert command.config.sampling == sampling
+
+
+def test_an_expert_has_no_tokens_to_act_by() -> None:
+    with pytest.raises(ConfigError, match="by_mean is True, but nothing would read it: policy is"):
+        parse_command(Launch, WatchConfig, "", ["--policy", "expert", "--by-mean"])
 
 
 async def test_the_loop_goes_on_while_an_expert_runs(monkeypatch: pytest.MonkeyPatch) -> None:
