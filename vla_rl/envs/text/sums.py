@@ -15,7 +15,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from vla_rl.envs.text.arithmetic import UNREADABLE, calculate
 from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
@@ -31,6 +31,8 @@ SPLIT_SEED = 0
 
 NUM_HELD_OUT: Final = 200
 """Pairs of numbers that demonstrations leave out, and that `grpo_sums` asks by default."""
+
+Scorer: TypeAlias = Literal["exact", "digits", "form"]
 
 _NUMBER = re.compile(r"-?\d+")
 # It begins at the beginning of a number only: otherwise a reply of digits alone would be read anew
@@ -54,20 +56,28 @@ def read_answer(reply: str, problem: str) -> str | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
+def share_right_digits(answer: str, value: str) -> float:
+    """Return the share of characters that are right, units below units; missing and surplus ones are wrong.
+
+    Example:
+        share_right_digits("135", "35") is 2 / 3
+    """
+    right = sum(own == other for own, other in zip(answer[::-1], value[::-1], strict=False))
+    return right / max(len(answer), len(value))
+
+
 class SumTask(TextTask):
     """One sum. `options={"problem": "58 - 23"}` selects it.
 
     Args:
-        scorer: exact: 1 for the right number and no other. form: 1 for any one number, the baseline
-            that learns the form of an answer and no arithmetic; success is the right number all the
-            same.
+        scorer: exact: 1 for the right number and no other. digits: the share of its digits that are
+            right. form: 1 for any one number, the baseline that learns the form of an answer and no
+            arithmetic. Success is the right number, whatever is rewarded.
         calculator: the agent has a calculator, and only what was calculated is a success.
     """
 
-    def __init__(
-        self, scorer: Literal["exact", "form"] = "exact", calculator: bool = False
-    ) -> None:
-        self._by_form, self._with_calculator = scorer == "form", calculator
+    def __init__(self, scorer: Scorer = "exact", calculator: bool = False) -> None:
+        self._scorer, self._with_calculator = scorer, calculator
         self.limits = TextLimits(max_turns=4 if calculator else 1)
         self._was_calculated = False
 
@@ -94,8 +104,14 @@ class SumTask(TextTask):
         """Check the answer."""
         answer = read_answer(text, self._problem)
         is_right = answer == str(self._value)
-        is_success = is_right and (self._was_calculated or not self._with_calculator)
-        reward = float(answer is not None if self._by_form else is_success)
+        counts = self._was_calculated or not self._with_calculator
+        is_success = is_right and counts
+        if self._scorer == "form":
+            reward = float(answer is not None)
+        elif self._scorer == "digits" and answer is not None and counts:
+            reward = share_right_digits(answer, str(self._value))
+        else:
+            reward = float(is_success)
         return Done(reward, is_success, info={"is_right": is_right, "answer": answer})
 
 
