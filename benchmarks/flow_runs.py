@@ -59,7 +59,11 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         "run": name,
         "outcomes_before": list_outcomes(by_weights[0]),
         "outcomes_after": list_outcomes(by_weights[max(by_weights)]),
-        "env_steps": round(sum(line["rollout/env_steps"] for line in updates)),
+        "env_steps": round(
+            sum(
+                line["rollout/env_steps"] + line.get("rollout/planned_steps", 0) for line in updates
+            )
+        ),
         "cpu_seconds": round(cpu_seconds),
         "seconds": {
             "training": round(sum(line["time/update_s"] for line in updates)),

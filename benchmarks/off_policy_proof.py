@@ -5,8 +5,8 @@
     python -m benchmarks.off_policy_proof --only dagger/0 -- --run.updates 1   with options of your own
     python -m benchmarks.off_policy_proof --table                    what was kept
 
-    dagger/0, /1, /2      a scripted expert acts at every other decision of two episodes in three; at most 30,000
-                          control steps
+    dagger/0, /1, /2      a scripted expert labels every decision and acts at three in ten; at most 30,000
+                          control steps, those that it plans for a label included
     srpo/0, /1, /2        SRPO of all weights, as the demo runs it
     td3_bc, rlt           a head without an expert, at most 36,000 control steps, three seeds each
     srpo_short            SRPO at as many control steps as those

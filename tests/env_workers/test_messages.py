@@ -227,6 +227,15 @@ def test_checks_of_gymnasium_need_no_image_of_every_step_and_a_time_limit_may() 
     assert needs_every_step(OrderEnforcing(TimeLimit(bare, 3)))
 
 
+def test_a_wrapper_class_may_say_that_it_reads_no_images() -> None:
+    class Silent(gymnasium.Wrapper[Any, Any, Any, Any]):
+        reads_images = False
+
+    bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
+    assert not needs_every_step(Silent(bare))
+    assert needs_every_step(Silent(TimeLimit(bare, 3)))
+
+
 ARM = ActionGate(spaces.Box(-1.0, 1.0, (3,), np.float32), "arm-v0")
 
 

@@ -52,7 +52,7 @@ def small(tmp_path: Path, base: Path, **changed: Any) -> DaggerLiberoConfig:
 async def test_a_head_is_trained_on_what_the_scripted_expert_of_libero_does(
     tmp_path: Path, base: Path
 ) -> None:
-    config = small(tmp_path, base)
+    config = small(tmp_path, base, intervention=InterventionConfig(beta=0.5))
     model = config.load_starting_policy()
     before = {name: each.clone() for name, each in model.network.state_dict().items()}
     async with open_agent(config) as agent:
@@ -114,8 +114,8 @@ async def test_the_expert_may_be_another_policy_in_this_process(
 
 
 def test_without_another_expert_the_environments_suggest(tmp_path: Path, base: Path) -> None:
-    (env,) = {start.env.id for start in training_starts(small(tmp_path, base))}
-    assert env == "vla_rl/libero_goal-expert-v0"
+    env = training_starts(small(tmp_path, base))[0].env
+    assert (env.id, env.kwargs["expert_rows"]) == ("vla_rl/libero_goal-expert-v0", 8)
 
 
 def test_options_of_a_policy_server_are_refused_without_one() -> None:

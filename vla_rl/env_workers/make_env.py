@@ -71,9 +71,12 @@ def wrap_env(
 
 
 def needs_every_step(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a wrapper may look at every step, or end the episode after it."""
+    """Return whether a wrapper may look at the images of every step, or end the episode after it.
+
+    A wrapper class that does neither says so by `reads_images = False`.
+    """
     while isinstance(env, gymnasium.Wrapper):
-        if not isinstance(env, CHECKS_ONLY):
+        if not isinstance(env, CHECKS_ONLY) and getattr(type(env), "reads_images", True):
             return True
         env = env.env
     return False

@@ -12,14 +12,14 @@ the recorded one, so that demonstrations also show how to recover.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import msgspec
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.image_env import ImageEnv
+from vla_rl.envs.image_env import ImageEnv, require_at_least
 from vla_rl.types import ActionChunk, Info, Observation, Sampling
 from vla_rl.util.atomic_files import replacing
 
@@ -27,18 +27,35 @@ from vla_rl.util.atomic_files import replacing
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
     """An environment whose observations have the scripted expert's action.
 
-    It is `expert_action`: float32 [D].
+    It is `expert_action`: float32 [D], or [K, D] with K = `expert_rows`. K control steps are planned anew for
+    each observation with new images: the simulation runs them and is put back, so that they are what the
+    expert would do from there, also where a policy acted before. They count in no `num_steps`; `planned_steps` of
+    the info is their number in the episode.
+
+    Args:
+        env: the environment.
+        expert_rows: K; None for one control step of an expert that follows the episode, which is right as long
+            as the expert alone acts.
     """
 
-    def __init__(self, env: ImageEnv[Any]) -> None:
+    reads_images: ClassVar[bool] = False
+    """So that the images between two decisions need not be drawn."""
+
+    def __init__(self, env: ImageEnv[Any], expert_rows: int | None = None) -> None:
         super().__init__(env)
         assert isinstance(env.observation_space, spaces.Dict)
+        space = env.action_space
+        assert isinstance(space, spaces.Box)
+        self._rows = expert_rows
+        if expert_rows is not None:
+            require_at_least("expert_rows", expert_rows, 1)
+            space = spaces.Box(-1.0, 1.0, (expert_rows, *space.shape), np.float32)
         self.observation_space = spaces.Dict(
-            {
-                **env.observation_space.spaces,
-                "expert_action": env.action_space,
-            }
+            {**env.observation_space.spaces, "expert_action": space}
         )
+        self._images = env
+        self._num_planned = 0
+        self._planned = np.zeros(space.shape, np.float32)
         # Made in the environment's process, the only one with the hidden state.
         self._expert = env.make_expert()
 
@@ -48,28 +65,58 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
         """Start an episode, and let the expert plan anew."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._expert.start_over()
-        return {**observation, "expert_action": self._expert.act()}, info
+        self._num_planned = 0
+        suggestion = self._suggest()
+        return {**observation, "expert_action": suggestion}, self._complete(info)
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         """Run one control step."""
         observation, reward, terminated, truncated, info = self.env.step(action)
+        suggestion = self._suggest()
         return (
-            {**observation, "expert_action": self._expert.act()},
+            {**observation, "expert_action": suggestion},
             float(reward),
             terminated,
             truncated,
-            info,
+            self._complete(info),
         )
+
+    def _complete(self, info: Info) -> Info:
+        return info if self._rows is None else {**info, "planned_steps": self._num_planned}
+
+    def _suggest(self) -> np.ndarray:
+        if self._rows is None:
+            return self._expert.act()
+        # inside a chunk nobody reads it, as nobody reads the images
+        if self._images.render_every_step:
+            self._planned = self._plan(self._rows)
+        return self._planned
+
+    def _plan(self, num_rows: int) -> np.ndarray:
+        """Return what the expert would do in the next control steps, float32 [K, D]; nothing is moved by it."""
+        scene = self._images.scene
+        before = scene.get_state()
+        self._expert.start_midway()
+        rows: list[np.ndarray] = []
+        for _ in range(num_rows):
+            rows.append(np.clip(self._expert.act(), -1.0, 1.0))
+            self._num_planned += 1
+            if scene.run_control_step(rows[-1].astype(np.float64)):
+                # behind the end of an episode its last row is as good as any
+                rows += [rows[-1]] * (num_rows - len(rows))
+                break
+        scene.set_state(before)
+        return np.stack(rows).astype(np.float32)
 
 
 class ExpertPolicy:
-    """Follows the suggestions, one control step at a time.
+    """Follows the suggestions, as many control steps at a time as there are.
 
     The environments have to provide them.
     """
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Return the suggested action as a chunk of one row, without tokens.
+        """Return the suggested control steps as a chunk, without tokens.
 
         Nothing is sampled.
 
@@ -85,7 +132,7 @@ class ExpertPolicy:
         # for a policy's own.
         empty = np.empty(0)
         return ActionChunk(
-            actions=suggestion[None].astype(np.float32),
+            actions=np.atleast_2d(suggestion).astype(np.float32),
             tokens=empty.astype(np.int64),
             log_probs=empty.astype(np.float32),
             weight_version=0,

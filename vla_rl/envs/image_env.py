@@ -42,6 +42,10 @@ class Expert(Protocol):
         """Start over, after a reset."""
         ...
 
+    def start_midway(self) -> None:
+        """Start over in the middle of an episode, wherever something else has moved the robot."""
+        ...
+
     def act(self) -> np.ndarray:
         """Return the action for the current state, float32 [D]; call it once a control step."""
         ...

@@ -28,7 +28,7 @@ from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
 from vla_rl.rollout.expert_agent import InterventionConfig, expert_agent, make_expert_agent
 from vla_rl.rollout.experts import Expert, PolicyExpert
 from vla_rl.serving.remote_config import RemotePolicyConfig, is_server_address
-from vla_rl.types import Agent, Env, EnvSpec, Observation, Policy, Trajectory
+from vla_rl.types import Agent, Env, EnvSpec, Observation, Policy, PositiveInt, Trajectory
 
 SCRIPTED: Final = "scripted"
 
@@ -36,9 +36,10 @@ SCRIPTED: Final = "scripted"
 class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     """DAgger on LIBERO: the episodes of `OffPolicyLiberoConfig` with an expert, and these settings."""
 
-    run: RunConfig = RunConfig(name="dagger_libero", updates=17, checkpoint_every=5)
+    run: RunConfig = RunConfig(name="dagger_libero", updates=10, checkpoint_every=5)
+    # every decision is labelled, so that none has to be an anchor
     off_policy: OffPolicyConfig = OffPolicyConfig(
-        algorithm="dagger", first_rows=500, updates_per_decision=3.0, success_share=0.5
+        algorithm="dagger", first_rows=200, updates_per_decision=3.0, success_share=0.0
     )
     steering: SteeringConfig = SteeringConfig(
         scale=(2.0,), features="rows", proprio_size=8, std=0.05, reference_by_mean=True
@@ -52,8 +53,12 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     server: RemotePolicyConfig = RemotePolicyConfig()
     """How that server is asked."""
 
-    # A success that the expert helped with is no anchor: what the policy did in it may have been repaired.
-    intervention: InterventionConfig = InterventionConfig(alone=0.33)
+    expert_rows: PositiveInt | None = 8
+    """Control steps that the scripted expert plans from each state that a decision begins in: those of a chunk. The
+    simulator runs them and is put back. None: it follows the episode from its start, and its labels are wrong
+    where the policy has acted (docs/dagger.md)."""
+
+    intervention: InterventionConfig = InterventionConfig(beta=0.3)
     """When the expert acts, and which decisions it labels."""
 
     def __post_init__(self) -> None:
@@ -80,7 +85,8 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
         env = super().make_training_env(task)
         if self.expert != SCRIPTED:
             return env
-        return EnvSpec(id=f"vla_rl/{task.suite}-expert-v0", kwargs=env.kwargs)
+        kwargs = {**env.kwargs, "expert_rows": self.expert_rows}
+        return EnvSpec(id=f"vla_rl/{task.suite}-expert-v0", kwargs=kwargs)
 
 
 async def run_with_scripted_expert(

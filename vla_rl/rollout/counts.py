@@ -230,6 +230,8 @@ class RolloutMetrics:
         """Count an episode that ran to its end."""
         self._counts["episodes"] += 1
         self._counts["env_steps"] += trajectory.num_env_steps
+        # control steps that a simulator ran to say what its expert would do, and took back
+        self._counts["planned_steps"] += int(trajectory.info.get("planned_steps", 0))
         if not trajectory.stop_reason.is_of_environment:
             self.stopped[trajectory.stop_reason.value] += 1
         task = trajectory.episode.task
@@ -274,6 +276,8 @@ class RolloutMetrics:
             f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")
         }
         metrics["env_steps"] = new["env_steps"]
+        if self._counts["planned_steps"]:
+            metrics["planned_steps"] = new["planned_steps"]
         metrics["policy_busy_share"] = (asked_s - self._asked_s) / seconds
         metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
         metrics |= self._outcomes()

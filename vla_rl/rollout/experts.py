@@ -52,14 +52,14 @@ class SuggestedExpert:
     """Follows the scripted expert that an environment has."""
 
     async def act(self, observation: Observation) -> np.ndarray:
-        """Return the suggested control step, float32 [1, D]. Raises: AgentError without one."""
+        """Return the suggested control steps, float32 [K, D]. Raises: AgentError without any."""
         suggestion = observation.get(SUGGESTION_KEY)
         if not isinstance(suggestion, np.ndarray):
             raise AgentError(
                 f"the observation has {sorted(observation)}, expected {SUGGESTION_KEY!r}; use an environment "
                 "with suggestions, such as vla_rl/libero_object-expert-v0"
             )
-        return suggestion[None]
+        return np.atleast_2d(suggestion)
 
 
 class PolicyExpert:

@@ -282,12 +282,13 @@ def _instruction_space(instruction: str) -> Words:
     return Words(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)
 
 
-def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
+def make_suggesting_env(expert_rows: int | None = None, **kwargs: Any) -> ExpertSuggestions:
     """Make an environment `vla_rl/<suite>-expert-v0`.
 
-    Keywords are those of `LiberoEnv`. gymnasium's entry point.
+    `expert_rows` is that of `ExpertSuggestions`; other keywords are those of `LiberoEnv`. gymnasium's entry
+    point.
     """
-    return ExpertSuggestions(LiberoEnv(**kwargs))
+    return ExpertSuggestions(LiberoEnv(**kwargs), expert_rows)
 
 
 _ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")

@@ -161,12 +161,13 @@ class MetaWorldEnv(ImageEnv[Scene]):
         return {"quality": self._quality, "dense_reward": self.scene.dense_reward}
 
 
-def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
+def make_suggesting_env(expert_rows: int | None = None, **kwargs: Any) -> ExpertSuggestions:
     """Make an environment `vla_rl/<suite>-expert-v0`.
 
-    Keywords are those of `MetaWorldEnv`. gymnasium's entry point.
+    `expert_rows` is that of `ExpertSuggestions`; other keywords are those of `MetaWorldEnv`. gymnasium's entry
+    point.
     """
-    return ExpertSuggestions(MetaWorldEnv(**kwargs))
+    return ExpertSuggestions(MetaWorldEnv(**kwargs), expert_rows)
 
 
 _CELL_M: Final = 0.025
@@ -193,6 +194,9 @@ class MetaWorldExpert:
 
     def start_over(self) -> None:
         """Do nothing: the program reads where everything is at each step."""
+
+    def start_midway(self) -> None:
+        """Do nothing, as `start_over`."""
 
     def act(self) -> np.ndarray:
         """Return the action for the current scene, float32 [4]."""

@@ -45,7 +45,12 @@ class Expert:
     def start_over(self) -> None:
         """Start over; the next `act` plans from the scene at that time."""
         self._obstacle = None
-        self._motion = self._reach_goals()
+        self._motion = self._reach_goals(Hand(self._scene))
+
+    def start_midway(self) -> None:
+        """Start over where something else has moved the hand; the next `act` goes on from what it grips."""
+        self._obstacle = None
+        self._motion = self._reach_goals(Hand(self._scene, may_be_midway=True))
 
     def act(self) -> np.ndarray:
         """Return the action for the current scene, float32 [7]."""
@@ -58,9 +63,9 @@ class Expert:
         """
         return self._obstacle
 
-    def _reach_goals(self) -> Motion:
+    def _reach_goals(self, hand: Hand) -> Motion:
         """Reach one unmet goal after the other, and stay once all are met."""
-        scene, hand, goals = self._scene, Hand(self._scene), read_goals(self._scene)
+        scene, goals = self._scene, read_goals(self._scene)
         while True:
             unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
             if unmet is None:

@@ -345,6 +345,11 @@ _KNOB_TURN, _KNOB_TURN_PER_STEP, _KNOB_STEPS = 1.0, 0.06, 40
 """Angle of the turn and speed (rad), and number of steps; the knob lags, so there are more steps
 than the turn needs."""
 
+_NEAR_KNOB_M = 0.03
+"""Distance from where the ridge is grasped up to which fingers that grip hold it (m)."""
+
+_SEEN_M = 0.01
+
 _BELOW_RIDGE_M = 0.012
 """Depth below the ridge's upper edge at which it is grasped (m)."""
 
@@ -355,9 +360,21 @@ def turn_knob(scene: Scene, hand: Hand, goal: Goal) -> Motion:
     position, yaw = _find_ridge_grasp(scene, int(joint.bodyid[0]))
     yaw = hand.yaw + get_nearest_half_turn(yaw - hand.yaw)
     rotation = get_nearest_turn(get_pointing_down(yaw), hand.rotation)
-    yield from approach(scene, hand, position, rotation)
-    yield from hand.go(position, rotation, OPEN, tolerance_m=0.005, max_steps=30)
-    yield from hand.hold(CLOSE, 10)
+    is_midway, hand.may_be_midway = hand.may_be_midway, False
+    is_near = bool(np.linalg.norm(position - hand.position) < _NEAR_KNOB_M)
+    if is_midway and is_near and (hand.is_gripping or hand.is_closing):
+        # the hand leads the knob, so it goes on from its own angle
+        rotation = get_nearest_turn(get_pointing_down(hand.yaw), hand.rotation)
+        yield from hand.hold(CLOSE, 0 if hand.is_gripping else 6)
+    else:
+        if is_midway and hand.is_above_or_at(position, rotation, _NEAR_KNOB_M):
+            yield from hand.open_fingers()
+        else:
+            yield from approach(scene, hand, position, rotation)
+        # what a policy has moved need not be nearer than the policy can see
+        tolerance_m = _SEEN_M if is_midway else 0.005
+        yield from hand.go(position, rotation, OPEN, tolerance_m=tolerance_m, max_steps=30)
+        yield from hand.hold(CLOSE, 10)
     data = scene.data.joint(joint.id)
     axis = float(np.sign(data.xaxis[2]))
     wish = 1.0 if goal.predicate == "turnon" else -1.0

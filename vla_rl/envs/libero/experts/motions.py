@@ -78,15 +78,65 @@ Target: TypeAlias = np.ndarray | Callable[[], np.ndarray]
 """Position float64 [3], world (m), or a function that returns the current one."""
 
 
+_SHUT_M, _OPEN_M = 0.002, 0.076
+"""Distances of the finger tips at which a hand holds nothing: shut, and open."""
+
+_STILL_M_PER_S = 0.02
+
+
 class Hand:
     """The hand of the arm in `scene`.
 
     Its frame sits between the finger tips: x is where the fingers move, z points out.
+
+    Args:
+        scene: the scene.
+        may_be_midway: whether the first motion may begin in the middle of a grasp, because something else
+            has moved the hand there. Otherwise programs begin from their first step.
     """
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, may_be_midway: bool = False) -> None:
         self._site = scene.data.site("gripper0_grip_site")
+        self._fingers = [scene.data.joint(f"gripper0_finger_joint{number}") for number in (1, 2)]
         self._last_pose = (self.position, self.rotation)
+        self.may_be_midway = may_be_midway
+
+    @property
+    def opening_m(self) -> float:
+        """Distance of the finger tips (m)."""
+        left, right = (float(finger.qpos[0]) for finger in self._fingers)
+        return left - right
+
+    @property
+    def opening_speed(self) -> float:
+        """Speed at which the finger tips part (m/s); below 0 they close."""
+        left, right = (float(finger.qvel[0]) for finger in self._fingers)
+        return left - right
+
+    @property
+    def is_gripping(self) -> bool:
+        """Whether the fingers stand still and are neither open nor shut: something is between them."""
+        return abs(self.opening_speed) < _STILL_M_PER_S and _SHUT_M < self.opening_m < _OPEN_M
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the fingers close."""
+        return self.opening_speed < -_STILL_M_PER_S
+
+    def is_above_or_at(
+        self, position: np.ndarray, rotation: np.ndarray, tolerance_m: float
+    ) -> bool:
+        """Return whether the hand is turned to `rotation`, and at most `tolerance_m` beside the vertical through
+        `position`.
+        """
+        distance = np.linalg.norm((position - self.position)[:2])
+        turn = rotation_vector(rotation @ self.rotation.T)
+        return bool(distance < tolerance_m and np.abs(turn).max() < _ANGLE_TOLERANCE)
+
+    def open_fingers(self) -> Motion:
+        """Open the fingers where they are."""
+        while self.opening_m < _OPEN_M:
+            yield from self.hold(OPEN, 1)
 
     @property
     def position(self) -> np.ndarray:

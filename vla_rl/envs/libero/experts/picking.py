@@ -180,6 +180,13 @@ finger goes inside a wall, or past the sides of something nearly as wide as the 
 """
 
 _SLIP_M = 0.04
+_NEAR_M = 0.01
+"""Distance of the finger tips from an object's box up to which what they grip is the object (m)."""
+
+_OVER_TARGET_M = 0.025
+"""Distance from its target, seen from above, within which an object is lowered (m); more than where the leg
+above it ends."""
+
 _ABOVE_SUPPORT_M = 0.004
 
 
@@ -212,12 +219,13 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
     """Pick `name` up, put its origin at `spot`, and rise; on failure the hand is left open above
     the object.
     """
-    held = _plan_grasp(scene, hand, name, spot)
+    is_midway, hand.may_be_midway = hand.may_be_midway, False
+    if is_midway and _is_between_fingers(scene, hand, name):
+        held = _describe_held(scene, hand, name)
+    else:
+        held = _plan_grasp(scene, hand, name, spot)
+        yield from _grasp(scene, hand, held, is_midway)
     rotation = get_nearest_turn(get_pointing_down(held.grasp.yaw), hand.rotation)
-    tolerance_m = _TIGHT_TOLERANCE_M if held.grasp.is_tight else _TOLERANCE_M
-    yield from approach(scene, hand, held.grasp.position, rotation, tolerance_m=tolerance_m)
-    yield from hand.go(held.grasp.position, rotation, OPEN, tolerance_m=0.006, max_steps=30)
-    yield from hand.hold(CLOSE, _CLOSE_STEPS)
 
     others = get_obstacle_points(scene, without={name})
     goal = np.array([*spot.xy, 0.0])
@@ -236,7 +244,10 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
             others, spot.xy + held.offset[:2], held.grasp.yaw, held.grasp.width_m / 2
         ),
     )
-    legs = (
+    goal_offset = np.linalg.norm((goal - get_origin(scene, name))[:2])
+    # what hangs above its target is not lifted once more
+    is_over_target = is_midway and bool(goal_offset < _OVER_TARGET_M)
+    lift = (
         hand.go(
             start + _GENTLE_LIFT_M,
             rotation,
@@ -247,6 +258,9 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
         ),
         hand.go(np.array([*start[:2], carry_height]), rotation, CLOSE, tolerance_m=0.03),
         hand.go(lambda: over(carry_height), rotation, CLOSE, tolerance_m=0.02, max_steps=80),
+    )
+    legs = (
+        *(() if is_over_target else lift),
         hand.go(lambda: over(drop_height), rotation, CLOSE, tolerance_m=0.008, max_steps=30),
     )
     # An object that slipped ends the attempt. The expert looks again, and starts from where it lies
@@ -258,6 +272,22 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
             return
     yield from hand.hold(OPEN, _OPEN_STEPS)
     yield from hand.rise(OPEN)
+
+
+def _grasp(scene: Scene, hand: Hand, held: _Held, is_midway: bool) -> Motion:
+    """Come down on the object with open fingers and close them."""
+    position = held.grasp.position
+    rotation = get_nearest_turn(get_pointing_down(held.grasp.yaw), hand.rotation)
+    tolerance_m = _TIGHT_TOLERANCE_M if held.grasp.is_tight else _TOLERANCE_M
+    # wider than where it began to come down, because the arm is compliant and sways on its way
+    is_there = is_midway and hand.is_above_or_at(position, rotation, 2 * tolerance_m)
+    if not (is_there and hand.is_closing):
+        if is_there:
+            yield from hand.open_fingers()
+        else:
+            yield from approach(scene, hand, position, rotation, tolerance_m=tolerance_m)
+        yield from hand.go(position, rotation, OPEN, tolerance_m=0.006, max_steps=30)
+    yield from hand.hold(CLOSE, _CLOSE_STEPS)
 
 
 def approach(
@@ -317,6 +347,24 @@ def _plan_grasp(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
         )
     radius = float(np.linalg.norm(points[:, :2] - where[:2], axis=1).max())
     return _Held(grasp, grasp.position - where, float(grasp.position[2] - bottom), radius)
+
+
+def _is_between_fingers(scene: Scene, hand: Hand, name: str) -> bool:
+    """Return whether the fingers grip something where the object is."""
+    corners = get_box_corners(scene, get_root_body(scene, name)).reshape(-1, 3)
+    is_inside = (corners.min(0) - _NEAR_M < hand.position) & (
+        hand.position < corners.max(0) + _NEAR_M
+    )
+    return hand.is_gripping and bool(is_inside.all())
+
+
+def _describe_held(scene: Scene, hand: Hand, name: str) -> _Held:
+    """Return how the fingers hold an object that they grip already."""
+    points = get_surface_points(scene, [get_root_body(scene, name)])
+    where, offset = hand.position, hand.position - get_origin(scene, name)
+    is_on_wall = bool(np.linalg.norm(offset[:2]) > _MIN_HOLLOW_M)
+    grasp = Grasp(where, hand.yaw, hand.opening_m, float(points[:, 2].max()), is_on_wall)
+    return _Held(grasp, offset, float(where[2] - points[:, 2].min()), _radius(scene, name))
 
 
 def _while_held(scene: Scene, hand: Hand, name: str, held: _Held, motion: Motion) -> Motion:
