@@ -175,12 +175,16 @@ async def test_the_coin_depends_on_the_episode_s_seed_and_falls_with_updates() -
     assert not any(who_acted(await run(InterventionConfig(beta=0.9, beta_decay=0.01))))
 
 
-async def test_a_share_of_episodes_is_the_policy_s_own_without_labels() -> None:
+@pytest.mark.parametrize(("move", "is_labelled"), [(-0.02, True), (0.1, False)])
+async def test_a_share_of_episodes_is_the_policy_s_own_and_labelled_where_it_fails(
+    move: float, is_labelled: bool
+) -> None:
     config = InterventionConfig(beta=1.0, alone=0.5)
-    episodes = [await run(config, seed=seed) for seed in range(20)]
+    episodes = [await run(config, move=move, seed=seed) for seed in range(20)]
     alone = [each for each in episodes if not any(who_acted(each))]
     assert 4 <= len(alone) <= 16
-    assert all(step.expert_actions is None for each in alone for step in each.steps)
+    labels = [step.expert_actions is not None for each in alone for step in each.steps]
+    assert set(labels) == {is_labelled}
     assert all(all(who_acted(each)) for each in episodes if each not in alone)
 
 

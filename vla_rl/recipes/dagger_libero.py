@@ -36,10 +36,9 @@ SCRIPTED: Final = "scripted"
 class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     """DAgger on LIBERO: the episodes of `OffPolicyLiberoConfig` with an expert, and these settings."""
 
-    run: RunConfig = RunConfig(name="dagger_libero", updates=10, checkpoint_every=5)
-    # every decision is labelled, so that none has to be an anchor
+    run: RunConfig = RunConfig(name="dagger_libero", updates=8, checkpoint_every=4)
     off_policy: OffPolicyConfig = OffPolicyConfig(
-        algorithm="dagger", first_rows=200, updates_per_decision=3.0, success_share=0.0
+        algorithm="dagger", first_rows=200, updates_per_decision=3.0, success_share=0.5
     )
     steering: SteeringConfig = SteeringConfig(
         scale=(2.0,), features="rows", proprio_size=8, std=0.05, reference_by_mean=True
@@ -58,7 +57,9 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     simulator runs them and is put back. None: it follows the episode from its start, and its labels are wrong
     where the policy has acted (docs/dagger.md)."""
 
-    intervention: InterventionConfig = InterventionConfig(beta=0.3)
+    # What the policy can do already is kept by its own successes; a success that the expert helped with is none,
+    # because what the policy did in it may have been repaired.
+    intervention: InterventionConfig = InterventionConfig(beta=0.3, alone=0.5)
     """When the expert acts, and which decisions it labels."""
 
     def __post_init__(self) -> None:

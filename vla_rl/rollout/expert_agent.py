@@ -61,8 +61,8 @@ class InterventionConfig(Config, frozen=True, kw_only=True):
     """Probability that the expert acts, drawn for each decision. 0 only labels; 1 shows the expert alone."""
 
     alone: Share = 0.0
-    """Share of episodes that the policy runs alone, without labels. Their successes tell a learner what to
-    keep; a success that an expert helped with says nothing about the policy's own decisions in it."""
+    """Share of episodes that the policy runs alone. Where it succeeds they have no labels, and tell a learner what
+    to keep; a success that an expert helped with says nothing about the policy's own decisions in it."""
 
     beta_decay: Share = 1.0
     """Factor of `beta` for each update, so that later episodes are the policy's own. 1: it stays."""
@@ -124,9 +124,6 @@ class _NoTakeover:
 
     def wants_control(self, decision: int, observation: Observation, chunk: ActionChunk) -> bool:
         return False
-
-
-_LABEL_NOTHING: Final = InterventionConfig(labels="acted")
 
 
 class StallTakeover:
@@ -200,13 +197,23 @@ def make_expert_agent(
 
     async def run_agent(env: Env, policy: Policy) -> Trajectory:
         if _throw_coin(env.episode, "alone") < config.alone:
-            return await _run_episode(env, policy, expert, _NoTakeover(), _LABEL_NOTHING)
+            return _keep_own_successes(
+                await _run_episode(env, policy, expert, _NoTakeover(), config)
+            )
         takeover = (
             make_takeover(env.episode) if make_takeover else _make_takeover(config, env.episode)
         )
         return await _run_episode(env, policy, expert, takeover, config)
 
     return run_agent
+
+
+def _keep_own_successes(trajectory: Trajectory) -> Trajectory:
+    """Return an episode that the policy ran alone, without labels if it succeeded."""
+    if not trajectory.is_success:
+        return trajectory
+    steps = (msgspec.structs.replace(step, expert_actions=None) for step in trajectory.steps)
+    return msgspec.structs.replace(trajectory, steps=tuple(steps))
 
 
 def _make_takeover(config: InterventionConfig, episode: EpisodeSpec) -> Takeover:

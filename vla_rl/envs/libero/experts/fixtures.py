@@ -348,7 +348,7 @@ than the turn needs."""
 _NEAR_KNOB_M = 0.03
 """Distance from where the ridge is grasped up to which fingers that grip hold it (m)."""
 
-_SEEN_M = 0.01
+_SEEN_M = 0.02
 
 _BELOW_RIDGE_M = 0.012
 """Depth below the ridge's upper edge at which it is grasped (m)."""
