@@ -15,6 +15,8 @@ The errors and their causes:
                                  ends with this error
     `AssetError`                 a mesh, a texture or a scene that an environment needs and that is
                                  not there; an `EnvError` and a `FileNotFoundError`
+    `StartError`                 an episode has no such start, because what has to happen before it did not;
+                                 an `EnvError`
     `PackageError`               a package that an environment needs and that is not installed; an
                                  `EnvError` and an `ImportError`
     `AgentError`                 an agent that breaks its contract, such as one that returns no
@@ -129,6 +131,10 @@ class RemoteError(VlaRlError):
 
 class EnvError(VlaRlError):
     """An environment raised an error, or returned a value that its declared spaces do not allow."""
+
+
+class StartError(EnvError):
+    """An episode has no such start: what has to happen in the scene before it did not."""
 
 
 class AssetError(EnvError, FileNotFoundError):

@@ -254,7 +254,9 @@ def record_demonstration(
         instruction=env.task.instruction,
         task=env.task.key,
         init_state_id=init_state_id,
-        settings={name: info[name] for name in env.recorded_in_states},
+        settings={
+            name: info[name] for name in (*env.recorded_in_states, "after_task") if name in info
+        },
         is_success=terminated,
         obstacle=expert.obstacle,
     )

@@ -12,6 +12,7 @@ with other settings is rejected.
 
 import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -34,7 +35,7 @@ from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import SUITES
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.errors import ConfigError, StartError, VlaRlError
 from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
 from vla_rl.evaluation.scenes import (
     ImageSize,
@@ -49,7 +50,9 @@ from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, NonNegativeInt, PositiveInt, Share, derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
-_LIBERO_OPTIONS: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
+_LIBERO_OPTIONS: Final = MappingProxyType(
+    {"scene_seeds": (0,), "after_tasks": (), "assets": None, "physics": "fast"}
+)
 """Options that Meta-World's suites do not have, with their defaults."""
 
 
@@ -73,6 +76,11 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     scene_seeds: Annotated[tuple[NonNegativeInt, ...], msgspec.Meta(min_length=1)] = (0,)
     """Seeds of what initial states leave open, the positions of fixtures. Each gets an equal share
     of the demonstrations."""
+
+    after_tasks: tuple[int, ...] = ()
+    """Numbers of tasks in the same scene whose expert acts first, before the recording begins: starts in a
+    scene that another skill has moved. Each but the recorded task itself gets an equal share of the
+    demonstrations. Empty: nothing acts first."""
 
     num: PositiveInt = 20
     """Successful episodes to record for each task."""
@@ -114,7 +122,13 @@ class RecordConfig(Config, frozen=True, kw_only=True):
                     name,
                     f"{default}, the default: only LIBERO's suites have this option",
                 )
-        check_starts(self.suite, self.task_ids, (0,))
+        check_starts(self.suite, (*self.task_ids, *self.after_tasks), (0,))
+        for task_id in self.task_ids:
+            self.require(
+                not self.after_tasks or set(self.after_tasks) != {task_id},
+                "after_tasks",
+                f"another task besides {task_id}, which is recorded",
+            )
         chosen = self.init_state_ids
         is_known = chosen is None or (
             len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS
@@ -161,7 +175,11 @@ def check_settings(config: RecordConfig, assets: Assets | None) -> dict[str, Any
     settings = {name: getattr(config, name) for name in sorted(names)}
     if assets is not None:
         settings["assets"] = str(assets.path)
-    if len(config.scene_seeds) > 1:  # the number decides how many each seed gets
+    if not config.after_tasks:  # recordings of earlier versions do not name them
+        settings.pop("after_tasks", None)
+    if (
+        len(config.scene_seeds) > 1 or config.after_tasks
+    ):  # the number decides how many each seed gets
         settings["num"] = config.num
     for task_id in config.task_ids:
         folder, record = task_folder(config, task_id), settings_path(config, task_id)
@@ -192,42 +210,54 @@ def write_settings(config: RecordConfig, assets: Assets | None) -> None:
 def record_task(config: RecordConfig, task_id: int) -> int:
     """Record one task; return the number of episodes that were run, failures included.
 
-    Raises: `RuntimeError` if more than half of the episodes failed.
+    After another task fewer are recorded than asked for if its expert leaves the scene so that this one's fails.
+
+    Raises: `RuntimeError` if more than half of the episodes failed and nothing acted before them.
     """
     num_run = num_recorded = 0
-    obstacle: str | None = None
-    # each scene seed has its share, so that no position of the fixtures is seen more often than
-    # another
-    shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
-    for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
-        env = _make_env(config, task_id, scene_seed)
+    others = tuple(each for each in config.after_tasks if each != task_id) or (None,)
+    # each has its share, so that no position of the fixtures and no other task is seen more often
+    conditions = list(itertools.product(config.scene_seeds, others))
+    shares = np.array_split(np.arange(config.num), len(conditions))
+    for (scene_seed, other), share in zip(conditions, shares, strict=True):
+        if share.size == 0:
+            continue
+        most = 2 * config.num + 11 if other is None else num_run + 2 * share.size + 2
+        last, obstacle = num_recorded + share.size, None
+        env = _make_env(config, task_id, scene_seed, other)
         try:
-            while share.size and num_recorded <= share[-1]:
-                # a task that the expert does not solve must end; one that fails half of the time is
-                # still worth it
-                if num_run > 2 * config.num + 10:
-                    raise RuntimeError(
-                        f"only {num_recorded} of {num_run} episodes of {env.task.key} "
-                        f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
-                    )
-                demonstration = _record_episode(config, env, task_id, num_run)
+            # a task that the expert does not solve must end; one that fails half of the time is still worth it
+            while num_recorded < last and num_run < most:
+                found = _record_episode(config, env, task_id, num_run)
                 num_run += 1
-                if demonstration.is_success:
-                    demonstration.write_npz(
-                        task_folder(config, task_id) / f"{num_recorded:04d}.npz"
-                    )
+                obstacle = found if isinstance(found, str) else found.obstacle
+                if not isinstance(found, str) and found.is_success:
+                    found.write_npz(task_folder(config, task_id) / f"{num_recorded:04d}.npz")
                     num_recorded += 1
-                obstacle = demonstration.obstacle
         finally:
             env.close()
+        if num_recorded < last:
+            failure = (
+                f"only {num_recorded} of {num_run} episodes of {env.task.key}"
+                f"{'' if other is None else f', up to those after task {other},'} "
+                f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
+            )
+            if other is None:
+                raise RuntimeError(failure)
+            print(failure, flush=True)
     return num_run
 
 
-def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv[Any]:
+def _make_env(
+    config: RecordConfig, task_id: int, scene_seed: int, other: int | None
+) -> ImageEnv[Any]:
     kwargs = {"wrist_image": config.wrist_image, **config.scene.kwargs}
     if config.suite in METAWORLD_SUITES:
         return MetaWorldEnv(config.suite, task_id, **kwargs)
-    return LiberoEnv(config.suite, task_id, scene_seed=scene_seed, **kwargs)
+    if other is not None:
+        # one scene for all that act first in it: building it takes seconds
+        LiberoEnv.prepare(config.suite, task_id, scene_seed=scene_seed, **config.scene.kwargs)
+    return LiberoEnv(config.suite, task_id, scene_seed=scene_seed, after_task=other, **kwargs)
 
 
 def _env_spec(config: RecordConfig, task_id: int) -> EnvSpec:
@@ -239,11 +269,15 @@ def _env_spec(config: RecordConfig, task_id: int) -> EnvSpec:
 
 def _record_episode(
     config: RecordConfig, env: ImageEnv[Any], task_id: int, number: int
-) -> Demonstration:
-    """Run the episode of this number; the number determines its start and its noise."""
+) -> Demonstration | str:
+    """Run the episode of this number, which determines its start and its noise; return why it has no start if the
+    one that acts first fails."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
     seed = derive_seed(config.seed, task_id, number)
-    return record_demonstration(env, starts[number % len(starts)], config.noise, seed)
+    try:
+        return record_demonstration(env, starts[number % len(starts)], config.noise, seed)
+    except StartError as error:
+        return str(error)
 
 
 def main(command: Command[Launch, RecordConfig]) -> int:
@@ -294,7 +328,7 @@ def _record_tasks(config: RecordConfig) -> None:
             files = sorted(task_folder(config, task_id).glob("*.npz"))[: config.num]
             num_steps = sum(read_recording(file).num_steps for file in files)
             print(
-                f"{config.suite}/{task_id}: {config.num} of {num_run} episodes recorded, "
+                f"{config.suite}/{task_id}: {len(files)} of {num_run} episodes recorded, "
                 f"{num_steps} control steps"
             )
 

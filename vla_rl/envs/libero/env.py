@@ -35,7 +35,7 @@ from vla_rl.envs.libero.scene import (
 )
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.task_files import read_init_states
-from vla_rl.envs.libero.tasks import Task, find_task, get_step_limit
+from vla_rl.envs.libero.tasks import Task, find_task, get_step_limit, read_other_goals
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.drawing_quality import HIDDEN_GROUP, Look, Quality, Style
 from vla_rl.envs.mujoco.loading import load_mujoco
@@ -79,7 +79,7 @@ class LiberoEnv(ImageEnv[Scene]):
         settings of the results: scenes, physics, quality, assets; for a variant of LIBERO-plus or
         LIBERO-PRO also perturbation, the change.
 
-    The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else.
+    The start is fixed by (task, init_state_id, scene_seed, scenes, after_task) and nothing else.
     `reset(options={"init_state_id": k})` takes the k-th of LIBERO's fixed initial states; without
     it the seed picks one. A k beyond the last of them is a start of our own, drawn from the task's
     regions with the seed k, including fixtures (`drawn_starts`).
@@ -102,6 +102,8 @@ class LiberoEnv(ImageEnv[Scene]):
         render_key: key of the image that `render` returns, which also gives the frames of a
             chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
+        after_task: number of a task of the suite, in the same scene, whose scripted expert acts first: an episode
+            begins where that task was solved. None: nothing acts before the episode.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling, with a plainer
             robot, and without detail that images of this size cannot show.
 
@@ -110,7 +112,7 @@ class LiberoEnv(ImageEnv[Scene]):
 
     Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without
         assets or files of the task; `ImportError` without LIBERO; `EnvError` with another MuJoCo,
-        and at the first image without OpenGL.
+        and at the first image without OpenGL; `StartError` at a reset to a start that `after_task` does not have.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
@@ -132,8 +134,10 @@ class LiberoEnv(ImageEnv[Scene]):
         render_key: str = "image",
         physics: Physics = "exact",
         quality: Quality = "exact",
+        after_task: int | None = None,
     ) -> None:
         self.task: Task = find_task(suite, task_id)
+        self._other_goals = [] if after_task is None else read_other_goals(self.task, after_task)
         require_choice("scenes", scenes, get_args(Scenes))
         require_choice("physics", physics, get_args(Physics))
         require_choice("quality", quality, get_args(Quality))
@@ -163,6 +167,8 @@ class LiberoEnv(ImageEnv[Scene]):
             "quality": quality,
             "assets": found.source,
         }
+        if after_task is not None:
+            self._recorded["after_task"] = after_task
         if self.task.perturbation:
             self._recorded["perturbation"] = self.task.perturbation
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
@@ -247,6 +253,15 @@ class LiberoEnv(ImageEnv[Scene]):
         # the floor.
         for _ in range(self._num_settle_steps):
             scene.run_control_step(np.array(IDLE_ACTION))
+        if self._other_goals:
+            self._run_other_skill(init_state_id)
+
+    def _run_other_skill(self, init_state_id: int) -> None:
+        from vla_rl.envs.libero.experts.other_skill import NUM_RELEASES, start_after
+
+        # A planner calls the next skill at once, or when the hand has let go: starts have both.
+        num_steps = init_state_id % NUM_RELEASES
+        start_after(self.scene, self.task, self._other_goals, num_steps)
 
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()

@@ -25,7 +25,13 @@ from vla_rl.envs.libero.packages import (
     parse_variant,
     split_suite,
 )
-from vla_rl.envs.libero.task_files import find_init_states, read_init_states, read_instruction
+from vla_rl.envs.libero.task_files import (
+    find_init_states,
+    read_goals,
+    read_init_states,
+    read_instruction,
+    read_names,
+)
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """LIBERO's own suites."""
@@ -266,3 +272,16 @@ def _read_instruction(task: Task) -> str:
 @functools.cache
 def _count_init_states(path: Path) -> int:
     return len(read_init_states(path))
+
+
+def read_other_goals(task: Task, other_id: int) -> list[list[str]]:
+    """Return the goals of another task of the suite. Raises: ValueError if they are not in the task's scene."""
+    other = find_task(task.suite, other_id)
+    goals = read_goals(other.goal_file)
+    if other.key == task.key or not {name for goal in goals for name in goal[1:]} <= read_names(
+        task.goal_file
+    ):
+        raise ValueError(
+            f"after_task is {other_id}, expected another task of {task.suite} in the scene of {task.key}."
+        )
+    return goals

@@ -2,6 +2,8 @@
 goal.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vla_rl.envs.libero.experts.fixtures import (
@@ -35,10 +37,15 @@ class Expert:
     """Solves the task of one scene.
 
     Call `start_over` after each reset, then `act` once for each control step.
+
+    Args:
+        scene: the scene.
+        goals: what to reach in it, in this order; None for the goals of its task.
     """
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, goals: Sequence[Goal] | None = None) -> None:
         self._scene = scene
+        self._goals = read_goals(scene) if goals is None else list(goals)
         self._obstacle: str | None = None
         self.start_over()
 
@@ -65,7 +72,7 @@ class Expert:
 
     def _reach_goals(self, hand: Hand) -> Motion:
         """Reach one unmet goal after the other, and stay once all are met."""
-        scene, goals = self._scene, read_goals(self._scene)
+        scene, goals = self._scene, self._goals
         while True:
             unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
             if unmet is None:

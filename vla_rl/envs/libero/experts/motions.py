@@ -8,7 +8,7 @@ still react to events:
     yield from hand.hold(CLOSE, 10)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,9 +51,14 @@ def read_goals(scene: Scene) -> list[Goal]:
     """Return the conditions of the scene's task: switches and doors to open first, things to place,
     doors to close last.
     """
+    return sort_goals(scene.domain.parsed_problem["goal_state"])
+
+
+def sort_goals(predicates: Sequence[Sequence[str]]) -> list[Goal]:
+    """Return predicates as goals, in the order of `read_goals`. Raises: ValueError for an unknown one."""
     goals = [
         Goal(predicate, subject, rest[0] if rest else None)
-        for predicate, subject, *rest in scene.domain.parsed_problem["goal_state"]
+        for predicate, subject, *rest in predicates
     ]
     unknown = {goal.predicate for goal in goals} - set(_GOAL_ORDER)
     if unknown:
