@@ -149,6 +149,17 @@ def test_a_folder_belongs_to_one_buffer(tmp_path: Path) -> None:
         ReplayBuffer(tmp_path, LAYOUT).__enter__()
 
 
+def test_a_file_where_the_folder_should_be_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "my file").write_text("mine")
+    for name in ("my file", "my file/rows"):
+        with (
+            pytest.raises(DataError, match=r"cannot be made .*; name another one"),
+            ReplayBuffer(tmp_path / name, LAYOUT),
+        ):
+            pass
+    assert (tmp_path / "my file").read_text() == "mine"
+
+
 def test_rows_of_another_layout_task_or_number_are_refused(tmp_path: Path) -> None:
     wide = msgspec.structs.replace(LAYOUT, features=5)
     other = EpisodeRows(episode_id=0, task="toy/0", rows=wide.make_empty_rows(2))

@@ -65,7 +65,13 @@ class SegmentFolder:
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be made ({error.strerror}), expected a folder for the rows of a replay "
+                "buffer; name another one."
+            ) from None
         owner = sole_owner(self.path / OWNER_FILE, f"the replay buffer {self.path}")
         self._exits.enter_context(owner)
         for part in self.path.glob(f"segment-*{SUFFIX}.part"):

@@ -113,6 +113,19 @@ async def test_the_actor_waits_until_the_critic_has_learnt(tmp_path: Path) -> No
     assert not torch.equal(before, weights(policy))
 
 
+async def test_imitation_waits_while_no_row_is_worth_imitating(tmp_path: Path) -> None:
+    policy = make_head()
+    before = weights(policy)
+    async with DeviceLane(1) as lane:
+        with opened_learner(policy, lane, tmp_path, algorithm="filtered_bc") as learner:
+            buffer = learner.replay.buffer
+            # as if no episode had succeeded yet
+            buffer.missing_strata = lambda strata: [name for name in strata if name != "all"]  # type: ignore[method-assign, assignment]
+            report = await learner.learn_steps(2)
+    assert torch.equal(before, weights(policy))
+    assert "actor/loss" not in report.metrics
+
+
 async def test_demonstrations_and_successes_have_their_shares_once_there_are_some(
     tmp_path: Path,
 ) -> None:

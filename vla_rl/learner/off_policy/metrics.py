@@ -53,8 +53,9 @@ class MetricSums:
         """
         if not self.num_steps:
             return {}
-        stacked = torch.stack([each.float() for each in self._sums.values()])
-        values = to_host(stacked)[0].tolist()
+        # steps that found no success or label yet have no value
+        sums = [each.float() for each in self._sums.values()]
+        values = to_host(torch.stack(sums))[0].tolist() if sums else []
         found = {
             name: value if name in MAXIMA else value / self._counts[name]
             for name, value in zip(self._sums, values, strict=True)
