@@ -15,7 +15,7 @@ from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import LearnerConfig, list_checkpoints, load_checkpoint
-from vla_rl.learner.off_policy.config import RunReplayConfig
+from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
@@ -228,6 +228,19 @@ def test_what_a_head_cannot_be_trained_with_is_refused(
     )
     with pytest.raises(ConfigError, match=message):
         TrainingRun(config, training_starts(config), new_policy(config))
+
+
+def test_a_share_of_demonstrations_needs_some(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'rlpd', which takes 0.5 .* replay.demonstrations names none"
+    ):
+        OffPolicyToyConfig(off_policy=OffPolicyConfig(algorithm="rlpd"))
+    with pytest.raises(ConfigError, match=r"'sac', which takes 0.1 of its rows"):
+        OffPolicyToyConfig(off_policy=OffPolicyConfig(algorithm="sac", demonstration_share=0.1))
+    without = OffPolicyConfig(algorithm="rlpd", demonstration_share=0.0)
+    assert OffPolicyToyConfig(off_policy=without).off_policy.demonstrations == 0.0
+    shown = RunReplayConfig(demonstrations=str(tmp_path))
+    assert OffPolicyToyConfig(off_policy=OffPolicyConfig(algorithm="rlpd"), replay=shown)
 
 
 def test_a_policy_without_a_head_and_a_team_are_refused(tmp_path: Path) -> None:

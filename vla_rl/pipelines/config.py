@@ -293,3 +293,15 @@ class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
     srpo: SrpoConfig = SrpoConfig()
     off_policy: OffPolicyConfig = OffPolicyConfig()
     replay: RunReplayConfig = RunReplayConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share, replay = self.off_policy.demonstrations, self.replay
+        # stored rows of another run may be demonstrations; that is seen once they are read
+        may_have = replay.demonstrations or replay.source or replay.existing == "load"
+        if share and not may_have:
+            raise ConfigError(
+                f"off_policy.algorithm is {self.off_policy.algorithm!r}, which takes {share:g} of its rows from "
+                "demonstrations, and replay.demonstrations names none; name a folder with some, or set "
+                "off_policy.demonstration_share to 0"
+            )
