@@ -64,6 +64,13 @@ def test_check_names_every_damaged_file_and_fails(
     assert main(["show", str(run)]) == 2
 
 
+def test_a_damaged_file_leaves_no_half_of_a_data_set(run: Path, tmp_path: Path) -> None:
+    last = list_segments(run / "replay")[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    assert main(["export", str(run), str(tmp_path / "dataset")]) == 2
+    assert not (tmp_path / "dataset").exists()
+
+
 def test_export_writes_all_columns_without_pickle(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.npz"
     assert main(["export", str(run), str(out)]) == 0

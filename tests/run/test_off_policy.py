@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy_runs import SHARES_SERVERS, get_servers, small_mlp_run
 
+from vla_rl.cli.replay import main as replay_command
 from vla_rl.cli.report import write_report
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
@@ -21,7 +22,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
 from vla_rl.recipes.srpo_toy import training_starts
 from vla_rl.recipes.train_toy import new_policy as new_mlp
-from vla_rl.replay.segments import list_segments, read_segment
+from vla_rl.replay.segments import list_segments, read_number, read_segment
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.offline import learn_offline
@@ -120,6 +121,21 @@ async def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path
         folder.rmdir()
     again, _ = await run_toy(config, resume=RunDirectory.resume(done.run.path))
     assert list(read_metrics(again.run.metrics))[-1]["replay/episodes"] == 16
+
+
+async def test_a_check_names_the_rows_that_a_checkpoint_misses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome, _ = await run_toy(toy(tmp_path, 4))
+    run = outcome.run.path
+    assert replay_command(["check", str(run)]) == 0
+    first, *others = list_segments(run / "replay")
+    assert others
+    first.unlink()
+    assert replay_command(["check", str(run)]) == 1
+    told = capsys.readouterr().out
+    assert f"file {read_number(first)} is missing" in told
+    assert f"{len(others)} of {len(others) + 1} files are whole" in told
 
 
 async def test_rows_of_another_run_are_refused_or_loaded(tmp_path: Path) -> None:

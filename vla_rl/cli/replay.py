@@ -1,7 +1,7 @@
 """Look into a replay buffer: `vla-rl replay show|check|export FOLDER`.
 
 vla-rl replay show RUN                  what is in it, by task and by source
-vla-rl replay check RUN                 read every byte; name the files that are damaged
+vla-rl replay check RUN                 read every byte; name the files that are damaged or missing
 vla-rl replay export RUN rows.npz       all rows as arrays by column, for NumPy
 vla-rl replay export RUN FOLDER         its episodes as a LeRobotDataset, one frame a decision, without images
 
@@ -20,7 +20,13 @@ import numpy as np
 from rich.table import Table
 
 from vla_rl.errors import DataError, VlaRlError
-from vla_rl.replay.segments import SegmentHeader, list_segments, read_header, read_segment
+from vla_rl.replay.segments import (
+    SegmentHeader,
+    list_segments,
+    read_header,
+    read_number,
+    read_segment,
+)
 from vla_rl.run.terminal import lasting_output
 from vla_rl.util.atomic_files import replacing
 from vla_rl.util.values import plain_console
@@ -100,7 +106,7 @@ def show(folder: Path) -> int:
 
 
 def check(folder: Path) -> int:
-    """Read every file, and print those that are damaged; return 1 if there are any."""
+    """Read every file, and print those that are damaged or missing; return 1 if there are any."""
     paths, damaged = find_segments(folder), 0
     for path in paths:
         try:
@@ -108,8 +114,21 @@ def check(folder: Path) -> int:
         except DataError as error:
             damaged += 1
             print(error)
-    print(f"{len(paths) - damaged} of {len(paths)} files are whole")
-    return 1 if damaged else 0
+    missing = find_missing(folder, paths)
+    for number in missing:
+        print(f"file {number} is missing: a checkpoint of {folder} names it, and cannot be resumed")
+    print(f"{len(paths) - damaged} of {len(paths) + len(missing)} files are whole")
+    return 1 if damaged or missing else 0
+
+
+def find_missing(folder: Path, paths: Sequence[Path]) -> list[int]:
+    """Return the numbers of segments that checkpoints of a run name and that are not among `paths`."""
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir():
+        return []
+    from vla_rl.run.stored_rows import list_needed_segments  # imports torch
+
+    return sorted(list_needed_segments(checkpoints) - {read_number(path) for path in paths})
 
 
 def export(folder: Path, out: Path) -> int:
@@ -117,6 +136,9 @@ def export(folder: Path, out: Path) -> int:
     if not out.suffix:
         from vla_rl.replay.exporting import export_lerobot  # needs pyarrow
 
+        # all are read before the first is written, so that a damaged one leaves no half of a data set
+        for _ in read_rows(find_segments(folder)):
+            pass
         print(f"{out}: {export_lerobot(find_segments(folder)[0].parent, out)} new episodes")
         return 0
     if out.suffix != ".npz" or out.exists():
@@ -150,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="show|check|export")
     known: dict[str, tuple[Callable[..., int], str]] = {
         "show": (show, "print what the buffer holds"),
-        "check": (check, "read every file and name the damaged ones"),
+        "check": (check, "read every file and name those that are damaged or missing"),
         "export": (export, "write the rows for NumPy, or as a LeRobotDataset"),
     }
     for name, (function, about) in known.items():
