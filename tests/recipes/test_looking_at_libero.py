@@ -87,6 +87,7 @@ def test_a_checkpoint_sees_images_as_in_its_training(
     [
         ([], Sampling(greedy=True)),
         (["--temperature", "1"], Sampling()),
+        (["--no-is-greedy"], Sampling()),
         (["--by-mean"], Sampling(greedy=True, by_mean=True)),
     ],
 )

@@ -56,7 +56,7 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     expert_rows: PositiveInt | None = 8
     """Control steps that the scripted expert plans from each state that a decision begins in: those of a chunk. The
     simulator runs them and is put back. None: it follows the episode from its start, and its labels are wrong
-    where the policy has acted (docs/dagger.md)."""
+    where the policy has acted."""
 
     # An episode that the policy fails alone stands still for most of its decisions, and their labels outweigh those
     # of all others: with half of the episodes alone, the head solved less than the base (docs/dagger.md).

@@ -101,7 +101,12 @@ class WatchConfig(DecodingConfig, frozen=True, kw_only=True):
     quality: LiberoQuality | None = None
     """None: the quality that the checkpoint was trained with; exact without a checkpoint."""
 
+    is_greedy: bool = True
+    """Take the checkpoint's most likely action, unless `temperature` is set. Otherwise sample, at temperature 1 if
+    none is set."""
+
     def __post_init__(self) -> None:
+        self.require(self.is_greedy or not self.by_mean, "is_greedy", "True with by_mean")
         self.require(
             self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
         )
@@ -115,8 +120,19 @@ class WatchConfig(DecodingConfig, frozen=True, kw_only=True):
         """Return the options of a checkpoint, if none acts."""
         if self.has_checkpoint:
             return {}
-        of_checkpoints = (*CheckpointFormat.__struct_fields__, "temperature", "by_mean")
+        of_checkpoints = (
+            *CheckpointFormat.__struct_fields__,
+            "temperature",
+            "by_mean",
+            "is_greedy",
+        )
         return dict.fromkeys(of_checkpoints, f"policy is {self.policy!r}")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How actions are chosen."""
+        chosen = super().sampling
+        return chosen if self.is_greedy else msgspec.structs.replace(chosen, greedy=False)
 
     @property
     def has_checkpoint(self) -> bool:
