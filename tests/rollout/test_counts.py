@@ -164,8 +164,9 @@ def test_control_steps_that_an_expert_planned_are_counted_beside_those_that_ran(
     counts.count_episode(episode(1.0, StopReason.SUCCESS))
     assert "rollout/planned_steps" not in counts.report(1.0, {}, {})
     counts.count_episode(episode(1.0, StopReason.SUCCESS, {"planned_steps": 16}))
+    counts.count_episode(episode(1.0, StopReason.SUCCESS, {"planned_steps": "of somebody else"}))
     found = counts.report(2.0, {}, {})
-    assert (found["rollout/env_steps"], found["rollout/planned_steps"]) == (2.0, 16.0)
+    assert (found["rollout/env_steps"], found["rollout/planned_steps"]) == (4.0, 16.0)
 
 
 def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:

@@ -17,6 +17,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import LearnerConfig, list_checkpoints, load_checkpoint
 from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
+from vla_rl.learner.off_policy.run_replay import list_needed_segments
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
@@ -26,7 +27,6 @@ from vla_rl.replay.segments import list_segments, read_number, read_segment
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.offline import learn_offline
-from vla_rl.run.stored_rows import list_needed_segments
 from vla_rl.run.train import Outcome, TrainingRun, train
 from vla_rl.team.members import Member, Team
 
@@ -123,7 +123,7 @@ async def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path
     assert list(read_metrics(again.run.metrics))[-1]["replay/episodes"] == 16
 
 
-async def test_a_check_names_the_rows_that_a_checkpoint_misses(
+async def test_rows_that_a_checkpoint_misses_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome, _ = await run_toy(toy(tmp_path, 4))
@@ -136,6 +136,11 @@ async def test_a_check_names_the_rows_that_a_checkpoint_misses(
     told = capsys.readouterr().out
     assert f"file {read_number(first)} is missing" in told
     assert f"{len(others)} of {len(others) + 1} files are whole" in told
+    config = offline(tmp_path / "b", run, 1)
+    with pytest.raises(DataError, match=f"misses file {read_number(first)} of its rows"):
+        await learn_offline(config, new_policy(config))
+    # what is left, if the folder of the rows itself is named
+    await learn_offline(offline(tmp_path / "c", run / "replay", 1), new_policy(config))
 
 
 async def test_rows_of_another_run_are_refused_or_loaded(tmp_path: Path) -> None:
@@ -232,6 +237,7 @@ async def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
     [
         ({"learner": LearnerConfig(ranks=2)}, "LearnerConfig.ranks is 2, expected 1 with pipeline"),
         ({"engine": EngineConfig(kind="vllm")}, "engine 'vllm' cannot serve SteeredPolicy"),
+        ({"off_policy": OffPolicyConfig(algorithm="dsrl")}, "'dsrl', which .*kind is 'residual'"),
     ],
 )
 def test_what_a_head_cannot_be_trained_with_is_refused(

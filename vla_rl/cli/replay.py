@@ -24,7 +24,6 @@ from vla_rl.replay.segments import (
     SegmentHeader,
     list_segments,
     read_header,
-    read_number,
     read_segment,
 )
 from vla_rl.run.terminal import lasting_output
@@ -114,21 +113,13 @@ def check(folder: Path) -> int:
         except DataError as error:
             damaged += 1
             print(error)
-    missing = find_missing(folder, paths)
+    from vla_rl.learner.off_policy.run_replay import list_missing_segments  # imports torch
+
+    missing = list_missing_segments(folder, paths)
     for number in missing:
         print(f"file {number} is missing: a checkpoint of {folder} names it, and cannot be resumed")
     print(f"{len(paths) - damaged} of {len(paths) + len(missing)} files are whole")
     return 1 if damaged or missing else 0
-
-
-def find_missing(folder: Path, paths: Sequence[Path]) -> list[int]:
-    """Return the numbers of segments that checkpoints of a run name and that are not among `paths`."""
-    checkpoints = folder / "checkpoints"
-    if not checkpoints.is_dir():
-        return []
-    from vla_rl.run.stored_rows import list_needed_segments  # imports torch
-
-    return sorted(list_needed_segments(checkpoints) - {read_number(path) for path in paths})
 
 
 def export(folder: Path, out: Path) -> int:
@@ -137,9 +128,10 @@ def export(folder: Path, out: Path) -> int:
         from vla_rl.replay.exporting import export_lerobot  # needs pyarrow
 
         # all are read before the first is written, so that a damaged one leaves no half of a data set
-        for _ in read_rows(find_segments(folder)):
+        paths = find_segments(folder)
+        for _ in read_rows(paths):
             pass
-        print(f"{out}: {export_lerobot(find_segments(folder)[0].parent, out)} new episodes")
+        print(f"{out}: {export_lerobot(paths[0].parent, out)} new episodes")
         return 0
     if out.suffix != ".npz" or out.exists():
         fault = "is there already" if out.exists() else "has another suffix"

@@ -1,9 +1,9 @@
 """Scripted experts of manipulation tasks, as suggestions to a policy or as recorded demonstrations.
 
-The environment suggests the expert's action and a policy follows it: the hidden state stays in the
-environment's process, and only one action in each observation leaves it. `expert_action` is the
-right action at that moment for any acting policy, also a trained one (DAgger, Ross et al. 2011,
-arXiv:1011.0686).
+The environment suggests what the expert would do: the hidden state stays in the environment's process, and only
+actions leave it. One control step is suggested by a program that follows the episode, and is right as long as the
+expert alone acts. Where a policy acts, as in DAgger (Ross et al. 2011, arXiv:1011.0686), whole chunks are planned
+from the state that it has reached (`expert_rows`).
 
 A demonstration holds observations and right actions. With noise, the executed action differs from
 the recorded one, so that demonstrations also show how to recover.

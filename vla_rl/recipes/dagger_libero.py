@@ -58,8 +58,8 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     simulator runs them and is put back. None: it follows the episode from its start, and its labels are wrong
     where the policy has acted."""
 
-    # An episode that the policy fails alone stands still for most of its decisions, and their labels outweigh those
-    # of all others: with half of the episodes alone, the head solved less than the base (docs/dagger.md).
+    # With half of the episodes the policy's own, labelled where they fail, the head solved 49 and 65 % of the starts
+    # of which the base solves 83 % (docs/dagger.md).
     intervention: InterventionConfig = InterventionConfig(beta=0.3)
     """When the expert acts, and which decisions it labels."""
 

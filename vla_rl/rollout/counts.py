@@ -231,7 +231,9 @@ class RolloutMetrics:
         self._counts["episodes"] += 1
         self._counts["env_steps"] += trajectory.num_env_steps
         # control steps that a simulator ran to say what its expert would do, and took back
-        self._counts["planned_steps"] += int(trajectory.info.get("planned_steps", 0))
+        planned = trajectory.info.get("planned_steps", 0)
+        # an environment of somebody else may have a key of this name
+        self._counts["planned_steps"] += planned if isinstance(planned, int) else 0
         if not trajectory.stop_reason.is_of_environment:
             self.stopped[trajectory.stop_reason.value] += 1
         task = trajectory.episode.task

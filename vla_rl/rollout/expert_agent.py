@@ -7,9 +7,9 @@ DAgger mixes policy and expert by a coin (Ross et al. 2011, arXiv:1011.0686), so
 that the policy visits. HG-DAgger takes over if the policy is stuck (Kelly et al. 2019, arXiv:1810.02890).
 
 What a label is. Where the expert acted, the label is what it did, control step by control step: it is exact.
-Where the policy acted, it depends on the expert. One that answers whole chunks, as a policy does, is asked for
-its chunk, which is exact too. One that answers a control step at a time, as the scripted ones do, is asked
-before each of the policy's control steps: row j of the label is what it would do in the state that the policy
+Where the policy acted, it depends on the expert. One that answers whole chunks, as a policy does and a scripted
+one with `expert_rows`, is asked for its chunk, which is exact too. One that answers a control step at a time is
+asked before each of the policy's control steps: row j of the label is what it would do in the state that the policy
 has reached by then, not in the one that its own rows would have reached. Such labels are biased until
 the policy does what the expert does; `labels="acted"` leaves them out.
 """
@@ -82,8 +82,8 @@ class InterventionConfig(Config, frozen=True, kw_only=True):
     """Decisions for which the expert keeps control after it took over."""
 
     labels: Literal["every", "acted"] = "every"
-    """every: all decisions are labelled; those of the policy by what a scripted expert would do on the policy's
-    own path, which is biased. acted: those of the expert alone."""
+    """every: all decisions are labelled; those of the policy on its own path, which is biased, if the expert
+    answers one control step at a time. acted: those of the expert alone."""
 
     timeout_s: PositiveFloat | None = 60.0
     """Most seconds for an answer of the expert; then the episode is run again. None: no limit."""

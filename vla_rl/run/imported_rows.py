@@ -16,7 +16,7 @@ import numpy as np
 from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learner.off_policy.run_replay import RunReplay
+from vla_rl.learner.off_policy.run_replay import RunReplay, list_missing_segments
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.replay import EpisodeRows, TransitionLayout
 from vla_rl.replay.segments import list_segments, read_segment
@@ -45,10 +45,15 @@ async def import_rows(
         is_demonstration: whether the episodes stay for ever.
 
     Raises: ConfigError if the folder holds neither, or episodes that do not fit the policy; DataError for
-        rows of another base or layout.
+        rows of another base or layout, and for a run whose checkpoints name rows that are missing.
     """
     folder, segments = await asyncio.to_thread(_find_segments, source)
     if segments:
+        if missing := await asyncio.to_thread(list_missing_segments, source, segments):
+            raise DataError(
+                f"{source} misses file {missing[0]} of its rows, which a checkpoint names; name {folder} to learn "
+                "from what is left."
+            )
         number = 0
         for path in segments:
             episodes, is_one = await asyncio.to_thread(_read_episodes, path, replay.layout)

@@ -15,6 +15,7 @@ from pathlib import Path
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerTeam, load_checkpoint
+from vla_rl.learner.off_policy.run_replay import REPLAY
 from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.replay import ReplayState
@@ -22,7 +23,7 @@ from vla_rl.reporting import MetricLog, RunDirectory
 from vla_rl.run.imported_rows import import_rows
 from vla_rl.run.resuming import checkpoint_to_resume
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
-from vla_rl.run.stored_rows import REPLAY, opened_replay
+from vla_rl.run.stored_rows import opened_replay
 from vla_rl.run.terminal import StopSignal, lasting_output
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.heads import get_head_learner, make_head_learner, require_head

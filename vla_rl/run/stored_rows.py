@@ -4,27 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 from vla_rl.engines import DeviceLane
-from vla_rl.errors import CheckpointError
 from vla_rl.learner import LearnerTeam
-from vla_rl.learner.checkpoint.files import load_part
-from vla_rl.learner.checkpoint.folders import list_checkpoints
+from vla_rl.learner.off_policy.run_replay import RunReplay, list_needed_segments
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
-from vla_rl.replay import ReplayState
 from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
 
-if TYPE_CHECKING:
-    from vla_rl.learner.off_policy.run_replay import RunReplay
 
-REPLAY: Final = "replay"
-"""Name of the replay buffer's part of a checkpoint."""
-
-
-def find_replay(learners: LearnerTeam, config: LearningConfig) -> "RunReplay":
+def find_replay(learners: LearnerTeam, config: LearningConfig) -> RunReplay:
     """Return the replay buffer of a run. Raises: ConfigError if its pipeline has none."""
     # imported here, because other runs do without heads
     from vla_rl.team.heads import get_run_replay
@@ -84,18 +74,3 @@ async def import_demonstrations(
         replay = find_replay(learners, config)
         number = await import_rows(Path(source), policy, replay, lane, is_demonstration=True)
         print(f"{number} demonstrations of {source} are in the replay buffer", flush=True)
-
-
-def list_needed_segments(checkpoints: Path) -> set[int]:
-    """Return the numbers of the segments that the checkpoints of a run name. Blocks.
-
-    A checkpoint whose part is damaged names none: nothing can be resumed from it.
-    """
-    needed: set[int] = set()
-    for folder in list_checkpoints(checkpoints):
-        try:
-            state = load_part(folder, REPLAY, ReplayState)
-        except CheckpointError:
-            continue
-        needed |= {segment.number for segment in state.segments}
-    return needed

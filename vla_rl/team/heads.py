@@ -45,6 +45,12 @@ def require_head(config: LearningConfig, team: Team) -> tuple[str, SteeredPolicy
             f"{type(member.model).__name__}; put a head over it with "
             "vla_rl.models.steered.SteeredPolicy.create, or use a pipeline that trains its weights"
         )
+    if config.off_policy.algorithm == "dsrl" and not member.model.config.steering.steers:
+        raise ConfigError(
+            "off_policy.algorithm is 'dsrl', which learns the noise that a frozen policy begins with, but "
+            f"steering.kind is {member.model.config.steering.kind!r}; set it to 'noise' (or 'tokens', for a token "
+            "policy), or use 'sac'"
+        )
     learner = member.learner or config.learner
     learner.require(
         learner.ranks == 1,

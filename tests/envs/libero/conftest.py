@@ -4,17 +4,20 @@ Assets are the placeholder assets that ship, which build in a third of the time,
 `VLA_RL_LIBERO_ASSETS` names others.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 
@@ -36,6 +39,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture
+def make_small_env() -> Iterator[Callable[..., gymnasium.Env[Any, np.ndarray]]]:
+    """Makes `vla_rl/<name>-v0` with small, fast images of placeholder assets; closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str, task_id: int, **kwargs: Any) -> gymnasium.Env[Any, np.ndarray]:
+            assert LIBERO_SUITES  # imported, so that the names are known
+            env: gymnasium.Env[Any, np.ndarray] = gymnasium.make(
+                f"vla_rl/{name}-v0",
+                task_id=task_id,
+                assets="stand-ins",
+                image_size=16,
+                wrist_image=False,
+                physics="fast",
+                quality="fast",
+                disable_env_checker=True,
+                **kwargs,
+            )
+            return stack.enter_context(contextlib.closing(env))
+
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Scripted experts solve tasks, suggest their actions, record demonstrations; their geometry by hand."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import vla_rl.envs
 from benchmarks.libero_experts import expert_lengths
-from vla_rl.env_workers.checked_env import run_chunk
 from vla_rl.envs.experts import (
     CorrelatedNoise,
     ExpertPolicy,
@@ -108,28 +104,10 @@ def test_the_expert_solves_a_task_with_real_assets(
     solve(suite, task_id, init_state_id, real_assets)
 
 
-@pytest.fixture
-def suggesting_env() -> Iterator[gymnasium.Env[dict[str, object], np.ndarray]]:
-    assert vla_rl.envs.LIBERO_SUITES
-    env = gymnasium.make(
-        "vla_rl/libero_object-expert-v0",
-        task_id=3,
-        assets="stand-ins",
-        image_size=16,
-        wrist_image=False,
-        physics="fast",
-        quality="fast",
-        disable_env_checker=True,
-    )
-    yield env
-    env.close()
-
-
-async def test_the_expert_is_a_policy_like_any_other(
-    suggesting_env: gymnasium.Env[dict[str, object], np.ndarray],
-) -> None:
+async def test_the_expert_is_a_policy_like_any_other(make_small_env: Any) -> None:
+    suggesting_env = make_small_env("libero_object-expert", 3)
     observation, _ = suggesting_env.reset(options={"init_state_id": 0})
-    suggesting_env.unwrapped.render_every_step = False  # type: ignore[attr-defined] # it reads no image
+    suggesting_env.unwrapped.render_every_step = False  # it reads no image
     policy, is_over = ExpertPolicy(), False
     info: dict[str, object] = {}
     while not is_over:
@@ -138,68 +116,6 @@ async def test_the_expert_is_a_policy_like_any_other(
         observation, _, terminated, truncated, info = suggesting_env.step(chunk.actions[0])
         is_over = terminated or truncated
     assert info["is_success"]
-
-
-def make_planning_env(suite: str, task_id: int, **kwargs: Any) -> gymnasium.Env[Any, np.ndarray]:
-    return gymnasium.make(
-        f"vla_rl/{suite}-v0",
-        task_id=task_id,
-        assets="stand-ins",
-        image_size=16,
-        wrist_image=False,
-        physics="fast",
-        quality="fast",
-        disable_env_checker=True,
-        **kwargs,
-    )
-
-
-def test_what_an_expert_plans_moves_nothing_and_is_counted_by_itself() -> None:
-    actions = np.random.default_rng(0).uniform(-1, 1, (2, 4, 7)).astype(np.float32)
-    with (
-        contextlib.closing(make_planning_env("libero_object", 3)) as plain,
-        contextlib.closing(make_planning_env("libero_object-expert", 3, expert_rows=5)) as planning,
-    ):
-        expected, _ = plain.reset(options={"init_state_id": 0})
-        observation, info = planning.reset(options={"init_state_id": 0})
-        assert planning.observation_space["expert_action"].shape == (5, 7)  # type: ignore[index]
-        assert info["planned_steps"] == 5
-        for chunk in actions:
-            expected, *_ = run_chunk(plain, chunk)
-            observation, *_, info = run_chunk(planning, chunk)
-            assert observation["expert_action"].shape == (5, 7)
-            for name, value in expected.items():
-                assert np.array_equal(observation[name], value), name
-        # nobody reads what it would do in the middle of a chunk
-        assert (info["num_steps"], info["planned_steps"]) == (8, 15)
-
-
-@pytest.mark.parametrize(("suite", "task_id"), [("libero_object", 3), ("libero_goal", 7)])
-def test_a_plan_goes_on_from_wherever_something_else_has_moved_the_hand(
-    suite: str, task_id: int
-) -> None:
-    rng = np.random.default_rng(0)
-    with contextlib.closing(make_planning_env(f"{suite}-expert", task_id, expert_rows=8)) as env:
-        observation, _ = env.reset(options={"init_state_id": 0})
-        gripped = []
-        while True:
-            chunk = np.array(observation["expert_action"])
-            gripped.append(bool((chunk[:, 6] > 0).all()))
-            # a third of the decisions, the hand is driven beside its way
-            if rng.random() < 0.3:
-                chunk[:, :3] = np.clip(chunk[:, :3] + rng.normal(0, 0.1, 3), -1, 1)
-            observation, _, terminated, truncated, info = run_chunk(env, chunk)
-            if terminated or truncated:
-                break
-    assert info["is_success"]
-    assert info["num_steps"] < 160
-    # once it holds something it does not begin with an open hand again
-    assert gripped.index(True) > 0
-
-
-def test_no_plan_has_less_than_a_control_step() -> None:
-    with pytest.raises(ValueError, match="expert_rows is 0, expected a whole number >= 1"):
-        make_planning_env("libero_object-expert", 3, expert_rows=0)
 
 
 async def test_an_observation_without_suggestion_is_refused() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.experts import other_skill
+from vla_rl.envs.libero.experts import expert
+from vla_rl.envs.libero.experts.motions import Goal
 from vla_rl.errors import ConfigError, StartError
 from vla_rl.recipes.record_demonstrations import (
     RecordConfig,
@@ -69,7 +70,7 @@ def test_starts_differ_by_how_far_the_hand_has_let_go(bowl_after_stove: LiberoEn
 def test_an_expert_that_does_not_get_there_is_no_start(
     bowl_after_stove: LiberoEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_skill, "get_step_limit", lambda suite: 5)
+    monkeypatch.setattr(expert, "get_step_limit", lambda suite: 5)
     with pytest.raises(StartError, match="did not reach turnon flat_stove_1 in 5 control steps"):
         bowl_after_stove.reset(options={"init_state_id": 0})
 
@@ -77,7 +78,7 @@ def test_an_expert_that_does_not_get_there_is_no_start(
 def test_a_task_that_is_solved_before_it_begins_is_no_start(
     bowl_after_stove: LiberoEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_skill, "read_goals", lambda path: [STOVE_IS_ON])
+    monkeypatch.setattr(expert, "read_goals", lambda scene: [Goal("turnon", "flat_stove_1", None)])
     with pytest.raises(StartError, match="has solved libero_goal/8; choose another after_task"):
         bowl_after_stove.reset(options={"init_state_id": 0})
 

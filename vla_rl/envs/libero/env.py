@@ -257,7 +257,7 @@ class LiberoEnv(ImageEnv[Scene]):
             self._run_other_skill(init_state_id)
 
     def _run_other_skill(self, init_state_id: int) -> None:
-        from vla_rl.envs.libero.experts.other_skill import NUM_RELEASES, start_after
+        from vla_rl.envs.libero.experts.expert import NUM_RELEASES, start_after
 
         # A planner calls the next skill at once, or when the hand has let go: starts have both.
         num_steps = init_state_id % NUM_RELEASES

@@ -1,17 +1,24 @@
 """The replay buffer of a run: opened in the run's folder, with its state in the run's checkpoints."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from vla_rl.errors import CheckpointError
+from vla_rl.learner.checkpoint.files import load_part
+from vla_rl.learner.checkpoint.folders import list_checkpoints
 from vla_rl.learner.off_policy.config import RunReplayConfig
 from vla_rl.replay import ReplayBuffer, ReplayState, TransitionLayout
+from vla_rl.replay.segments import read_number
 
 FOLDER: Final = "replay"
 """Name of the buffer's folder in that of the run."""
+
+REPLAY: Final = "replay"
+"""Name of the replay buffer's part of a checkpoint."""
 
 NOTHING_STORED: Final = ReplayState(run="", segments=(), next_number=0, tasks=(), stored={})
 
@@ -84,3 +91,29 @@ class RunReplay:
     def restore(self, state: ReplayState) -> None:
         """Continue with the rows of a checkpoint."""
         self.buffer.restore(state)
+
+
+def list_needed_segments(checkpoints: Path) -> set[int]:
+    """Return the numbers of the segments that the checkpoints of a run name. Blocks.
+
+    A checkpoint whose part is damaged names none: nothing can be resumed from it.
+    """
+    needed: set[int] = set()
+    for folder in list_checkpoints(checkpoints):
+        try:
+            state = load_part(folder, REPLAY, ReplayState)
+        except CheckpointError:
+            continue
+        needed |= {segment.number for segment in state.segments}
+    return needed
+
+
+def list_missing_segments(run: Path, present: Sequence[Path]) -> list[int]:
+    """Return the numbers of segments that checkpoints in the folder of a run name and that are not present. Blocks.
+
+    A folder without checkpoints, such as that of a buffer itself, misses none.
+    """
+    checkpoints = run / "checkpoints"
+    if not checkpoints.is_dir():
+        return []
+    return sorted(list_needed_segments(checkpoints) - {read_number(path) for path in present})

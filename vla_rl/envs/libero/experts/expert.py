@@ -3,6 +3,7 @@ goal.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -23,10 +24,13 @@ from vla_rl.envs.libero.experts.motions import (
     Motion,
     UnreachableError,
     read_goals,
+    sort_goals,
 )
 from vla_rl.envs.libero.experts.not_from_above import make_room, needs_push, push, put_under_roof
 from vla_rl.envs.libero.experts.picking import pick_and_place
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.tasks import Task, get_step_limit
+from vla_rl.errors import StartError
 
 _WAIT_STEPS = 10
 """Control steps that the expert waits before it looks again: an object that cannot be grasped may
@@ -118,3 +122,39 @@ def _open_before_grasp(scene: Scene, hand: Hand, name: str, region: str) -> Moti
     """
     yield from make_room(scene, hand, name, Drawer(scene, region).points_when_open())
     yield from open_drawer(scene, hand, region)
+
+
+NUM_RELEASES: Final = 11
+"""Starts differ by 0 to 10 control steps in which the hand lets go; an open hand takes 8."""
+
+
+def start_after(
+    scene: Scene, task: Task, goals: Sequence[Sequence[str]], num_release_steps: int = 0
+) -> None:
+    """Make a start in a scene that another skill has moved: run the expert until goals of another task hold.
+
+    Args:
+        scene: the scene of `task` at the start of an episode; it is moved.
+        task: the task of the episode that begins then.
+        goals: predicates such as ["on", "plate_1", "flat_stove_1_cook_region"].
+        num_release_steps: control steps for which the expert goes on then, in which it lets go of what it holds.
+
+    Raises: StartError if the goals do not hold within the suite's step limit, or if the task is solved by it.
+    """
+    expert = Expert(scene, sort_goals(goals))
+    limit = get_step_limit(task.suite)
+    num_steps = 0
+    while not all(scene.holds(goal) for goal in goals):
+        if num_steps == limit:
+            raise StartError(
+                f"the scripted expert did not reach {' and '.join(' '.join(goal) for goal in goals)} in {limit} "
+                f"control steps{f': {expert.obstacle}' if expert.obstacle else ''}; choose another start."
+            )
+        scene.run_control_step(expert.act().astype(np.float64))
+        num_steps += 1
+    for _ in range(num_release_steps):
+        scene.run_control_step(expert.act().astype(np.float64))
+    if all(goal.is_met(scene) for goal in read_goals(scene)):
+        raise StartError(
+            f"the expert that acted first has solved {task.key}; choose another after_task."
+        )

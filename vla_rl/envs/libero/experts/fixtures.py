@@ -349,6 +349,8 @@ _NEAR_KNOB_M = 0.03
 """Distance from where the ridge is grasped up to which fingers that grip hold it (m)."""
 
 _SEEN_M = 0.02
+"""Distance from there at which a hand that a policy has moved closes (m): a policy that imitates it cannot see
+less in images of 84 pixels."""
 
 _BELOW_RIDGE_M = 0.012
 """Depth below the ridge's upper edge at which it is grasped (m)."""
@@ -371,7 +373,6 @@ def turn_knob(scene: Scene, hand: Hand, goal: Goal) -> Motion:
             yield from hand.open_fingers()
         else:
             yield from approach(scene, hand, position, rotation)
-        # what a policy has moved need not be nearer than the policy can see
         tolerance_m = _SEEN_M if is_midway else 0.005
         yield from hand.go(position, rotation, OPEN, tolerance_m=tolerance_m, max_steps=30)
         yield from hand.hold(CLOSE, 10)
