@@ -228,7 +228,9 @@ async def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         await learn_offline(config, new_policy(config))
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ConfigError, match="neither the folder of a replay buffer nor a data set"):
+    with pytest.raises(
+        ConfigError, match="has no rows of a replay buffer, and cannot be read as a data set"
+    ):
         await learn_offline(config, new_policy(config))
 
 

@@ -167,7 +167,14 @@ async def launch(
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     if learns_offline(config):
         assert isinstance(config, EmbodiedConfig)
-        run = await learn_offline(config, model, resume=resume, about=about)
+        run = await learn_offline(
+            config,
+            model,
+            resume=resume,
+            resume_from=wanted.resume_from,
+            about=about,
+            tasks={start.task for start in starts},
+        )
         await _write_report(run)
         print(f"everything of this run is in {run.path}")
         return 0

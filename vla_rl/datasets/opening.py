@@ -113,6 +113,9 @@ def _read_truth(plain: dict[str, Any], name: str, path: Path) -> bool:
     return bool(value)
 
 
+DECIDED_BY: Final = "head_version"
+"""Fact about an episode whose frames are decisions of a head: one of a replay buffer that was exported."""
+
 NEAR_AN_END: Final = 0.1
 """Largest distance from -1 or 1 of a number that may be a gripper command."""
 
@@ -142,8 +145,8 @@ def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[Reco
     It is the folder of a LeRobotDataset or of an RLDS data set, or LIBERO's `.hdf5` or our `.npz`
     files, in a folder or alone.
 
-    Raises: DataError if the data set is none of these, is empty, lacks a field, or does not match
-    `options.gripper`.
+    Raises: DataError if the data set is none of these, is empty, lacks a field, holds decisions of an
+    exported replay buffer, or does not match `options.gripper`.
     """
     options = options if options is not None else DatasetOptions()
     episodes = _read_any(path, options)
@@ -160,7 +163,15 @@ def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[Reco
 
 def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     if (path / INFO_FILE).is_file():
-        return read_lerobot(path, fields=options.fields)
+        episodes = read_lerobot(path, fields=options.fields)
+        # their actions are chunks in the head's units, which would be learnt as single control steps
+        if any(DECIDED_BY in episode.about for episode in episodes):
+            raise DataError(
+                f"{path} was exported from a replay buffer: each of its frames is a decision of a head, expected "
+                "control steps; learn from the run's own folder (--replay.from), or record its episodes "
+                "(--run.record-to)."
+            )
+        return episodes
     if find_rlds_files(path):
         return read_rlds(path, fields=options.fields)
     if path.is_file() and path.suffix == ".hdf5":

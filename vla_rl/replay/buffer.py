@@ -137,7 +137,7 @@ class ReplayBuffer:
             raise DataError(
                 f"{self.folder} has {len(found)} segments of rows, expected none for a run that does not "
                 "resume; choose another folder, resume the run that wrote them, or load them with existing = "
-                "'load'."
+                "'load' (--replay.existing load)."
             )
         self._load(self._files.load_all())
         self._is_started = True
@@ -277,8 +277,8 @@ class ReplayBuffer:
             if source not in known:
                 raise DataError(
                     f"{path} is newer than the checkpoint, and another run wrote it; expected this run's rows "
-                    "alone, because newer ones are removed. Set newer = 'take_over', or resume with a copy of "
-                    "the folder."
+                    "alone, because newer ones are removed. Set newer = 'take_over' (--replay.newer take_over), or "
+                    "resume with a copy of the folder."
                 )
 
     def _load(self, segments: Sequence[LoadedSegment]) -> None:
@@ -295,7 +295,7 @@ class ReplayBuffer:
         if not is_demonstration and num_rows > self.config.capacity:
             raise DataError(
                 f"{num_rows} rows are to be stored at once, and the replay buffer's capacity is "
-                f"{self.config.capacity}; expected more than one update's rows: raise capacity."
+                f"{self.config.capacity}; expected more than one update's rows: raise it (--replay.capacity)."
             )
         for episode in episodes:
             if episode.rows.dtype != self.layout.row_dtype:

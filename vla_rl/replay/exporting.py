@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
+from vla_rl.datasets.opening import DECIDED_BY
 from vla_rl.replay.segments import SegmentHeader, list_segments, read_segment, require_layout
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
@@ -64,7 +65,7 @@ def split_episodes(header: SegmentHeader, rows: np.ndarray) -> Iterator[Recorded
             about={
                 "task": task,
                 "episode": number,
-                "head_version": int(part["head_version"][0]),
+                DECIDED_BY: int(part["head_version"][0]),
                 "is_demonstration": header.is_demonstration,
             },
         )

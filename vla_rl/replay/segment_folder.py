@@ -197,7 +197,7 @@ class SegmentFolder:
             except DataError as error:
                 if self._config.damaged == "refuse":
                     raise DataError(
-                        f"{error} To go on without its rows, set damaged = 'drop'."
+                        f"{error} To go on without its rows, set damaged = 'drop' (--replay.damaged drop)."
                     ) from error
                 logger.warning("%s Its rows are dropped.", error)
                 continue

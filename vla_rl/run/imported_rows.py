@@ -5,81 +5,161 @@
 
 A recorded demonstration ends in a success unless its source says otherwise. An episode that ended without
 one was cut off, and the state of its last decision, of which no successor is recorded, is that of the end.
+What has only one decision then has no state after it, and is left out.
 """
 
 import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learner.off_policy.run_replay import RunReplay, list_missing_segments
+from vla_rl.learner.off_policy.calibration import describe_impossible_return
+from vla_rl.learner.off_policy.learner import OffPolicyLearner
+from vla_rl.learner.off_policy.run_replay import list_missing_segments
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.replay import EpisodeRows, TransitionLayout
-from vla_rl.replay.segments import list_segments, read_segment
+from vla_rl.replay.segments import list_segments, read_segment, require_layout
 from vla_rl.replay.transitions import require_valid_rows, set_episode_columns
 from vla_rl.types import Observation
+
+_log = logging.getLogger(__name__)
 
 DESCRIBED: Final = 16
 """Most observations that the frozen base reads at once."""
 
 
-async def import_rows(
-    source: Path,
-    policy: SteeredPolicy,
-    replay: RunReplay,
-    lane: DeviceLane,
-    *,
-    is_demonstration: bool,
-) -> int:
-    """Store the episodes of a folder in the buffer of a run, and return how many they are.
+class _Part(NamedTuple):
+    """Episodes that are stored together."""
+
+    episodes: list[EpisodeRows]
+    is_demonstration: bool
+    source: str
+    """Run or data set within which their ids are unique."""
+
+
+class RowImporter:
+    """Stores the episodes of folders in the replay buffer of a run, before its first gradient step.
 
     Args:
-        source: folder of another buffer (or of the run that has it), or of a data set.
         policy: describes the states of a data set's episodes.
-        replay: the open buffer.
+        learner: has the open buffer.
         lane: computes with the policy.
-        is_demonstration: whether the episodes stay for ever.
-
-    Raises: ConfigError if the folder holds neither, or episodes that do not fit the policy; DataError for
-        rows of another base or layout, and for a run whose checkpoints name rows that are missing.
+        tasks: tasks of the run; episodes that name another one are left out. None: any.
     """
-    folder, segments = await asyncio.to_thread(_find_segments, source)
-    if segments:
-        if missing := await asyncio.to_thread(list_missing_segments, source, segments):
-            raise DataError(
-                f"{source} misses file {missing[0]} of its rows, which a checkpoint names; name {folder} to learn "
-                "from what is left."
-            )
+
+    def __init__(
+        self,
+        policy: SteeredPolicy,
+        learner: OffPolicyLearner,
+        lane: DeviceLane,
+        tasks: Collection[str] | None = None,
+    ) -> None:
+        self._policy, self._learner, self._lane = policy, learner, lane
+        self._tasks = None if tasks is None else frozenset(tasks)
+        self._left_out: Counter[str] = Counter()
+
+    async def import_rows(self, source: Path, *, is_demonstration: bool) -> int:
+        """Store the episodes of a folder, and return how many of them are new. One line counts what is left out.
+
+        Args:
+            source: folder of another buffer (or of the run that has it), or of a data set.
+            is_demonstration: whether the episodes stay for ever.
+
+        Raises: ConfigError if the folder holds neither, or episodes that do not fit the policy or the range of
+            returns; DataError for rows of another base or layout, and for damaged or missing ones unless
+            `replay.damaged` drops them.
+        """
+        buffer = self._learner.replay.buffer
+        self._left_out.clear()
+        folder, segments = await asyncio.to_thread(_find_segments, source)
+        parts = self._read_segments(source, segments) if segments else self._read_data_set(folder)
         number = 0
-        for path in segments:
-            episodes, is_one = await asyncio.to_thread(_read_episodes, path, replay.layout)
+        async for part in parts:
+            for episode in part.episodes:
+                if problem := describe_impossible_return(episode.rows, self._learner.config):
+                    raise ConfigError(f"episode {episode.episode_id} of {source} has {problem}")
             stored = await asyncio.to_thread(
-                replay.buffer.append,
-                episodes,
-                is_demonstration=is_demonstration or is_one,
-                source=str(folder),
+                buffer.append,
+                part.episodes,
+                is_demonstration=is_demonstration or part.is_demonstration,
+                source=part.source,
             )
             number += len(stored)
+        if self._left_out:
+            reasons = "; ".join(f"{count} {why}" for why, count in self._left_out.items())
+            _log.warning("%s: left out episodes: %s.", source, reasons)
         return number
-    try:
-        recorded = await asyncio.to_thread(open_dataset, source, DatasetOptions())
-    except DataError as error:
-        raise ConfigError(
-            f"{source} is neither the folder of a replay buffer nor a data set: {error}"
-        ) from error
-    for number, episode in enumerate(recorded):
-        rows = await _describe_episode(episode, number, policy, replay.layout, lane)
-        await asyncio.to_thread(
-            replay.buffer.append,
-            [rows],
-            is_demonstration=is_demonstration,
-            source=str(folder),
-        )
-    return len(recorded)
+
+    async def _read_segments(self, source: Path, segments: list[Path]) -> AsyncIterator[_Part]:
+        replay = self._learner.replay
+        is_dropping = replay.buffer.config.damaged == "drop"
+        if missing := await asyncio.to_thread(list_missing_segments, source, segments):
+            problem = f"{source} misses file {missing[0]} of its rows, which a checkpoint names"
+            if not is_dropping:
+                raise DataError(
+                    f"{problem}; to learn from what is left, name {segments[0].parent}, or set damaged = 'drop' "
+                    "(--replay.damaged drop)."
+                )
+            _log.warning("%s; %d files are missing, and are left out.", problem, len(missing))
+        for path in segments:
+            try:
+                header, _, rows = await asyncio.to_thread(read_segment, path)
+            except DataError as error:
+                if not is_dropping:
+                    raise DataError(
+                        f"{error} To go on without its rows, set damaged = 'drop' (--replay.damaged drop)."
+                    ) from error
+                _log.warning("%s Its rows are left out.", error)
+                continue
+            require_layout(path, header, replay.layout)
+            starts = np.flatnonzero(np.diff(rows["episode"], prepend=rows["episode"][0] - 1))
+            episodes = [
+                EpisodeRows(
+                    episode_id=int(part["episode"][0]),
+                    task=header.tasks[int(part["task"][0])],
+                    rows=part,
+                )
+                for part in np.split(rows, starts[1:])
+            ]
+            # a run's episodes name its tasks; those that it imported may have an instruction for a name
+            if "/" not in header.source:
+                episodes = [each for each in episodes if self._is_wanted(each.task)]
+            # ids are unique within a run and within a data set, but not within a buffer that has rows of both
+            origin = header.source or str(path.parent)
+            yield _Part(episodes, header.is_demonstration, origin)
+
+    async def _read_data_set(self, folder: Path) -> AsyncIterator[_Part]:
+        replay = self._learner.replay
+        try:
+            recorded = await asyncio.to_thread(open_dataset, folder, DatasetOptions())
+        except DataError as error:
+            raise ConfigError(
+                f"{folder} has no rows of a replay buffer, and cannot be read as a data set: {error}"
+            ) from error
+        for number, episode in enumerate(recorded):
+            task = episode.about.get("task")
+            if isinstance(task, str) and not self._is_wanted(task):
+                continue
+            horizon = replay.layout.horizon
+            if episode.is_success is False and episode.num_steps <= horizon:
+                why = f"failed within {horizon} control steps, and no state after their only decision is recorded"
+                self._left_out[why] += 1
+                continue
+            rows = await _describe_episode(episode, number, self._policy, replay.layout, self._lane)
+            yield _Part([rows], False, str(folder))
+
+    def _is_wanted(self, task: str) -> bool:
+        if self._tasks is None or task in self._tasks:
+            return True
+        self._left_out[f"are of {task}, which is no task of this run"] += 1
+        return False
 
 
 def _find_segments(source: Path) -> tuple[Path, list[Path]]:
@@ -89,24 +169,6 @@ def _find_segments(source: Path) -> tuple[Path, list[Path]]:
     if not folder.is_dir():
         raise ConfigError(f"{source} is not a folder; name one with stored episodes")
     return folder, list_segments(folder)
-
-
-def _read_episodes(path: Path, layout: TransitionLayout) -> tuple[list[EpisodeRows], bool]:
-    """Return the episodes of a segment, and whether they are demonstrations."""
-    header, _, rows = read_segment(path)
-    if difference := layout.describe_difference(header.layout):
-        raise DataError(
-            f"the rows of {path} are not this policy's: {difference}; give the policy that they were "
-            "recorded with, or another folder."
-        )
-    starts = np.flatnonzero(np.diff(rows["episode"], prepend=rows["episode"][0] - 1))
-    episodes = [
-        EpisodeRows(
-            episode_id=int(part["episode"][0]), task=header.tasks[int(part["task"][0])], rows=part
-        )
-        for part in np.split(rows, starts[1:])
-    ]
-    return episodes, header.is_demonstration
 
 
 async def _describe_episode(
@@ -119,11 +181,6 @@ async def _describe_episode(
     """Return the rows of a recorded episode. Raises: ConfigError if it does not fit the policy."""
     is_success = episode.is_success is not False
     starts = list(range(0, len(episode.actions), layout.horizon))
-    if not is_success and len(starts) == 1:
-        raise ConfigError(
-            f"{episode.name} failed within {layout.horizon} control steps, expected more: no state is "
-            "recorded after its only decision; leave it out"
-        )
     observations = await asyncio.to_thread(
         lambda: [_observe(episode, policy, start) for start in starts]
     )

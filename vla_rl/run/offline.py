@@ -7,21 +7,20 @@ The run's folder is that of every run. An update is a number of gradient steps, 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerTeam, load_checkpoint
-from vla_rl.learner.off_policy.run_replay import REPLAY
+from vla_rl.learner.off_policy.run_replay import REPLAY, RunReplay
 from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.replay import ReplayState
 from vla_rl.reporting import MetricLog, RunDirectory
-from vla_rl.run.imported_rows import import_rows
-from vla_rl.run.resuming import checkpoint_to_resume
+from vla_rl.run.imported_rows import RowImporter
+from vla_rl.run.resuming import checkpoint_to_resume, set_later_aside
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
 from vla_rl.run.stored_rows import opened_replay
 from vla_rl.run.terminal import StopSignal, lasting_output
@@ -44,7 +43,9 @@ async def learn_offline(
     model: Trainable,
     *,
     resume: RunDirectory | None = None,
+    resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
+    tasks: Collection[str] | None = None,
 ) -> RunDirectory:
     """Train a head from stored episodes, and return the run's folder.
 
@@ -54,7 +55,9 @@ async def learn_offline(
         config: settings of the run; `replay.source` names the episodes.
         model: the policy, a head over a frozen one.
         resume: directory of an earlier run, to go on from its newest checkpoint.
+        resume_from: name of another checkpoint to go on from, such as `update-000012`.
         about: facts that results depend on besides the configuration, for `about.json`.
+        tasks: tasks to learn; episodes that name another one are left out. None: any.
 
     Raises: ConfigError for episodes or settings that do not fit; DataError for rows of another base;
         CheckpointError.
@@ -68,8 +71,13 @@ async def learn_offline(
             Path(config.run.root), config.run.name, config, about or {}
         )
         stack.enter_context(run.owned())
-        found = None if resume is None else await checkpoint_to_resume(run, None, load_checkpoint)
-        checkpoint = None if found is None else found[1]
+        checkpoint = None
+        if resume is not None:
+            found = await checkpoint_to_resume(run, resume_from, load_checkpoint)
+            folder, checkpoint = (None, None) if found is None else found
+            version = 0 if checkpoint is None else checkpoint.state.weight_version
+            run.record_resume(config)
+            await set_later_aside(run, folder, version, None)
         lane = await stack.enter_async_context(DeviceLane(config.run.torch_threads))
         learners = make_head_learner(config, team, lane, None, 0, {})
         replay = get_head_learner(learners).replay
@@ -82,19 +90,25 @@ async def learn_offline(
             await learners.restore(checkpoint.state)
             replay.restore(checkpoint.part(REPLAY, ReplayState))
         else:
-            assert config.replay.source is not None
-            load = partial(import_rows, policy=policy, replay=replay, lane=lane)
-            number = await load(Path(config.replay.source), is_demonstration=False)
-            print(f"{number} episodes of {config.replay.source}", flush=True)
-            if number == 0:
-                raise ConfigError(
-                    f"replay.source is {config.replay.source!r}, which has no episode; name a folder "
-                    "with some"
-                )
-            if config.replay.demonstrations is not None:
-                await load(Path(config.replay.demonstrations), is_demonstration=True)
+            importer = RowImporter(policy, get_head_learner(learners), lane, tasks)
+            await _import_all(config, importer, replay)
         await _make_updates(config, learners, run, is_resumed=is_resumed)
     return run
+
+
+async def _import_all(config: EmbodiedConfig, importer: RowImporter, replay: RunReplay) -> None:
+    """Store the episodes that the run learns from. Raises: ConfigError if there are none."""
+    source, shown = config.replay.source, config.replay.demonstrations
+    assert source is not None
+    number = await importer.import_rows(Path(source), is_demonstration=False)
+    print(f"{number} episodes of {source}", flush=True)
+    if shown is not None:
+        number = await importer.import_rows(Path(shown), is_demonstration=True)
+        print(f"{number} demonstrations of {shown}", flush=True)
+    if replay.buffer.num_rows == 0:
+        raise ConfigError(
+            f"replay.from is {source!r}, which has no episode to learn from; name a folder with some"
+        )
 
 
 async def _make_updates(

@@ -85,6 +85,7 @@ class TrainingParts:
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self.config, self._team, self._restarts = config, team, restarts
+        self._tasks = frozenset(start.task for start in starts)
         self.device = device = resolve_device(config.run)
         require_gpu_memory(config, team, device)
         for member in team.members.values():
@@ -325,7 +326,7 @@ class TrainingParts:
 
     async def import_demonstrations(self) -> None:
         """Store the demonstrations that a new run begins with, if it has some."""
-        await import_demonstrations(self.learner, self.config, self._team, self.lane)
+        await import_demonstrations(self.learner, self.config, self._team, self.lane, self._tasks)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Call it before anything but the lane is opened."""

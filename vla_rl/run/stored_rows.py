@@ -1,6 +1,6 @@
 """The replay buffer of a run: opened with it, and kept as long as its checkpoints need the rows."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -56,21 +56,32 @@ def opened_replay(
 
 
 async def import_demonstrations(
-    learners: LearnerTeam, config: LearningConfig, team: Team, lane: DeviceLane
+    learners: LearnerTeam,
+    config: LearningConfig,
+    team: Team,
+    lane: DeviceLane,
+    tasks: Collection[str],
 ) -> None:
     """Store the demonstrations that a new run begins with, if it has some.
+
+    Args:
+        learners: learners of the run.
+        config: settings of the run.
+        team: its policy.
+        lane: computes with it.
+        tasks: tasks of the run; demonstrations of others are left out.
 
     Raises: ConfigError, DataError for episodes that do not fit the policy.
     """
     if not learns_from_buffer(config.pipeline):
         return
     # imported here, because other runs do without heads
-    from vla_rl.run.imported_rows import import_rows
-    from vla_rl.team.heads import require_head
+    from vla_rl.run.imported_rows import RowImporter
+    from vla_rl.team.heads import get_head_learner, require_head
 
     _, policy, settings = require_head(config, team)
     source = settings.replay.demonstrations
     if source is not None:
-        replay = find_replay(learners, config)
-        number = await import_rows(Path(source), policy, replay, lane, is_demonstration=True)
+        importer = RowImporter(policy, get_head_learner(learners), lane, tasks)
+        number = await importer.import_rows(Path(source), is_demonstration=True)
         print(f"{number} demonstrations of {source} are in the replay buffer", flush=True)

@@ -9,13 +9,37 @@ import logging
 import numpy as np
 from torch import Tensor
 
-from vla_rl.learner.off_policy.config import OffPolicyConfig
+from vla_rl.learner.off_policy.config import WITH_Q, OffPolicyConfig
 from vla_rl.replay.transitions import discount_returns
 
 _log = logging.getLogger(__name__)
 
 MARGIN = 0.1
 """Share of the range of returns by which a mean value may leave it, for errors of approximation."""
+
+ROUNDING = 1e-4
+"""Share of the range of returns by which a return may leave it, for sums in float32."""
+
+
+def describe_impossible_return(rows: np.ndarray, config: OffPolicyConfig) -> str | None:
+    """Return what is wrong with the returns of episodes for `return_range`; None if nothing is, or nothing reads it.
+
+    Args:
+        rows: whole episodes, one after another.
+        config: gamma and the range, to which targets are clamped.
+    """
+    if config.return_range is None or config.algorithm not in WITH_Q:
+        return None
+    low, high = config.return_range
+    returns = discount_returns(rows, config.gamma)
+    excess = np.maximum(low - returns, returns - high)
+    worst = int(np.argmax(excess))
+    if excess[worst] <= ROUNDING * (high - low):
+        return None
+    return (
+        f"a return of {returns[worst]:.6g}, expected {low:g} to {high:g}, to which targets are clamped; set "
+        "off_policy.return_range to what its rewards can add up to, or to none"
+    )
 
 
 class Calibration:
