@@ -137,7 +137,7 @@ def start_after(
         scene: the scene of `task` at the start of an episode; it is moved.
         task: the task of the episode that begins then.
         goals: predicates such as ["on", "plate_1", "flat_stove_1_cook_region"].
-        num_release_steps: control steps for which the expert goes on then, in which it lets go of what it holds.
+        num_release_steps: control steps in which the hand opens then, where it is.
 
     Raises: StartError if the goals do not hold within the suite's step limit, or if the task is solved by it.
     """
@@ -152,8 +152,8 @@ def start_after(
             )
         scene.run_control_step(expert.act().astype(np.float64))
         num_steps += 1
-    for _ in range(num_release_steps):
-        scene.run_control_step(expert.act().astype(np.float64))
+    for action in Hand(scene).hold(OPEN, num_release_steps):
+        scene.run_control_step(action.astype(np.float64))
     if all(goal.is_met(scene) for goal in read_goals(scene)):
         raise StartError(
             f"the expert that acted first has solved {task.key}; choose another after_task."

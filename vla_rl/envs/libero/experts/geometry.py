@@ -183,8 +183,29 @@ def get_highest_on_way(
     return float(cloud[distance < radius_m, 2].max(initial=-np.inf))
 
 
+_REACH_M = 0.7
+"""Distance of a Panda's wrist from its shoulder with a nearly straight elbow (m)."""
+
+_WRIST_ABOVE_HAND_M, _WRIST_BEHIND_HAND_M = 0.2, 0.09
+"""Position of the wrist over the point between the finger tips of a hand that points down (m)."""
+
+
+def get_highest_reach(scene: Scene, position: np.ndarray) -> float:
+    """Return the height (m) up to which the arm can lift a hand that points down at `position` [2 or 3].
+
+    Higher up the elbow is straight, from where no command of the hand's controller bends it.
+    """
+    shoulder = np.array(scene.data.body("robot0_link2").xpos)
+    distance = float(np.linalg.norm(position[:2] - shoulder[:2])) - _WRIST_BEHIND_HAND_M
+    above = np.sqrt(max(_REACH_M**2 - distance**2, 0.0))
+    return float(shoulder[2] + above - _WRIST_ABOVE_HAND_M)
+
+
 _SHARES = (0.0, -0.4, 0.4, -0.8, 0.8)
 _OVERLAP_COST = 10.0
+
+_ROOM_ABOVE_M = 0.06
+"""Distance that the hand needs above what it has put down, to rise from it (m)."""
 
 
 class Spot(NamedTuple):
@@ -218,6 +239,7 @@ def choose_spot(
         return Spot(middle[:2], _support_height(below, middle[:2], middle[2]))
     rotation = np.array(scene.data.site(target).xmat).reshape(3, 3)
     half = np.abs(rotation @ np.array(scene.model.site(target).size))[:2]
+    height = float(np.ptp(get_surface_points(scene, [get_root_body(scene, name)])[:, 2]))
     floor = middle[2] - get_half_height(scene, target)
     best: tuple[float, Spot] | None = None
     for share_x in _SHARES:
@@ -227,6 +249,7 @@ def choose_spot(
             overlap = radius_m - distance[others[:, 2] > floor + 0.01].min(initial=radius_m)
             off_middle = float(np.linalg.norm(xy - middle[:2]))
             wanted = 0.5 * float(half.max()) if is_shared else 0.0
+            overlap += max(0.0, floor + height + _ROOM_ABOVE_M - get_highest_reach(scene, xy))
             # LIBERO's goals test whether an object's origin is in the region, and do not ask for
             # its middle: an overlap of 1 cm is worse than 9 cm off the middle.
             cost = abs(off_middle - wanted) + _OVERLAP_COST * float(overlap)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.geometry import rotation_vector
+from vla_rl.envs.libero.experts.geometry import get_highest_reach, rotation_vector
 from vla_rl.envs.libero.scene import Scene
 
 # Switches and doors come first, while the hand's way is free, and doors are shut after things were
@@ -101,6 +101,7 @@ class Hand:
     """
 
     def __init__(self, scene: Scene, may_be_midway: bool = False) -> None:
+        self._scene = scene
         self._site = scene.data.site("gripper0_grip_site")
         self._fingers = [scene.data.joint(f"gripper0_finger_joint{number}") for number in (1, 2)]
         self._last_pose = (self.position, self.rotation)
@@ -186,13 +187,11 @@ class Hand:
             yield make_command(offset, turn, gripper, speed)
 
     def rise(self, gripper: float, max_steps: int = 12) -> Motion:
-        """Go up by 10 cm without turning."""
+        """Go up by 10 cm, or as far as the arm reaches, without turning."""
+        x, y, height = self.position
+        height = max(height, min(height + 0.1, get_highest_reach(self._scene, self.position)))
         return self.go(
-            self.position + np.array([0.0, 0.0, 0.1]),
-            self.rotation,
-            gripper,
-            tolerance_m=0.03,
-            max_steps=max_steps,
+            np.array([x, y, height]), self.rotation, gripper, tolerance_m=0.03, max_steps=max_steps
         )
 
     def hold(self, gripper: float, num_steps: int) -> Motion:

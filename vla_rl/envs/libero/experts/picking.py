@@ -301,14 +301,24 @@ def approach(
     """Bring the open hand to within `tolerance_m` above `position`, over all obstacles on
     the way.
     """
-    top = get_highest_on_way(get_obstacle_points(scene), hand.position, position, 0.08)
-    height = max(top + _CLEARANCE_M, position[2] + 0.06)
+    obstacles = get_obstacle_points(scene)
+
+    def get_height() -> float:
+        top = get_highest_on_way(obstacles, hand.position, position, 0.08)
+        return max(top + _CLEARANCE_M, float(position[2]) + 0.06)
+
+    height = get_height()
     if hand.position[2] < height - 0.02:
         yield from hand.go(
             np.array([*hand.position[:2], height]), hand.rotation, gripper, tolerance_m=0.02
         )
+    # lower again behind an obstacle, because a hand that is high and far straightens the elbow
     yield from hand.go(
-        np.array([*position[:2], height]), rotation, gripper, tolerance_m=tolerance_m, max_steps=60
+        lambda: np.array([*position[:2], get_height()]),
+        rotation,
+        gripper,
+        tolerance_m=tolerance_m,
+        max_steps=60,
     )
 
 
