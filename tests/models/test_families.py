@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models import families
 from vla_rl.models.families import FAMILIES, PolicyFamily, find_family, has_tensors, require_method
 from vla_rl.models.loading import (
@@ -86,6 +86,55 @@ def test_tensors_win_over_a_config_that_says_another_family(
         assert find_family(tmp_path) is new
     (message,) = caplog.messages
     assert "says old, but its tensors are those of new: it is read as new" in message
+
+
+def test_one_line_says_so_however_often_a_folder_is_looked_at_and_linked_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("one", "linked"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(msgspec.json.encode({"type": "pi0"}))
+    weights = tmp_path / "one" / "model.safetensors"
+    MlpPolicy.create(SHAPE, seed=0).save(tmp_path / "mlp")
+    weights.write_bytes((tmp_path / "mlp" / "model.safetensors").read_bytes())
+    (tmp_path / "linked" / "model.safetensors").symlink_to(weights)
+    for name in ("one", "one", "linked"):
+        assert find_family(tmp_path / name) is FAMILIES[0]
+    (message,) = caplog.messages
+    assert f"config.json of {tmp_path / 'one'} says pi0" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "pi0"}, "says pi0"),
+        ({"type": "pi0_fast", "input_features": {}}, "says pi0_fast"),
+        ({"action_horizon": 50, "action_dim": 32}, "is openpi's"),
+    ],
+)
+def test_names_of_another_layout_are_no_matter_of_openvla(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    save_file({"model.dit.norm.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    with pytest.raises(CheckpointError, match=rf"{said}, but .*model\.dit\.norm\.weight"):
+        load_policy(str(tmp_path), CheckpointConfig(), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        ("pretrained_model/config.json", r"name .*/pretrained_model"),
+        ("params/_METADATA", "convert_jax_model_to_pytorch"),
+    ],
+)
+def test_a_folder_whose_weights_are_elsewhere_says_where(
+    file: str, advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(CheckpointError, match=advice):
+        load_policy(str(tmp_path), CheckpointConfig(), "cpu")
 
 
 def test_a_mark_is_a_whole_name_or_its_end_behind_a_dot() -> None:

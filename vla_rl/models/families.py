@@ -162,25 +162,67 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
 def find_family(folder: Path) -> PolicyFamily | None:
     """Return the family of a folder; None for OpenVLA's, and for a folder without weights.
 
-    Warns if `config.json` names another one.
+    Warns if `config.json` names another one, once for each file of weights.
 
-    Raises: CheckpointError for an index that names missing shards, or a damaged header.
+    Raises: CheckpointError for an index that names missing shards, a damaged header, or a folder of another
+    project whose weights no family reads.
     """
     from vla_rl.models.tensor_reading import holds_weights, tensor_files
 
     if not holds_weights(folder):
+        _refuse_weights_elsewhere(folder)
         return None
-    names = tensor_files(folder).keys()
-    family = next((each for each in FAMILIES if each.has_its_tensors(names)), None)
-    if family is not None:
-        named = read_config_type(folder)
-        others = {kind for each in FAMILIES if each is not family for kind in each.config_types}
-        if named in others - family.config_types:
-            _log.warning(
-                "%s of %s says %s, but its tensors are those of %s: it is read as %s",
-                CONFIG_FILE, folder, named, family.name, family.name,
-            )  # fmt: skip
+    files = tensor_files(folder)
+    family = next((each for each in FAMILIES if each.has_its_tensors(files.keys())), None)
+    if family is None:
+        _refuse_other_layout(folder, files.keys())
+        return None
+    named = read_config_type(folder)
+    others = {kind for each in FAMILIES if each is not family for kind in each.config_types}
+    # a command looks at a folder several times, and fine-tuning at a copy that links to its weights
+    weights = (folder / min(files.values())).resolve()
+    if named in others - family.config_types and weights not in _reported:
+        _reported.add(weights)
+        _log.warning(
+            "%s of %s says %s, but its tensors are those of %s: it is read as %s",
+            CONFIG_FILE, folder, named, family.name, family.name,
+        )  # fmt: skip
     return family
+
+
+_reported: Final[set[Path]] = set()
+"""Weights whose folder was reported to say that they are another family's."""
+
+
+def _refuse_weights_elsewhere(folder: Path) -> None:
+    """Raise CheckpointError for folders without weights that other projects write around a checkpoint."""
+    inner = folder / "pretrained_model"
+    if (inner / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} is a checkpoint of LeRobot's training, whose policy is in a folder below: name {inner}."
+        )
+    if (folder / "params" / "_METADATA").is_file():
+        raise CheckpointError(
+            f"{folder} is openpi's JAX checkpoint, which is not read here; convert it with openpi's "
+            "examples/convert_jax_model_to_pytorch.py, and copy its assets beside the weights."
+        )
+
+
+def _refuse_other_layout(folder: Path, names: Collection[str]) -> None:
+    """Raise CheckpointError if `config.json` is a known policy's, or its project's, whose tensors no family has."""
+    from vla_rl.models.tensor_reading import list_some
+
+    fields, named = _read_config(folder), read_config_type(folder)
+    known = {kind for each in FAMILIES for kind in each.config_types}
+    is_lerobots, is_openpis = "input_features" in fields, "action_horizon" in fields
+    if not (named in known or is_lerobots or is_openpis):
+        return
+    said = f"says {named}" if named else f"is {'openpi' if is_openpis else 'LeRobot'}'s"
+    raise CheckpointError(
+        f"{folder / CONFIG_FILE} {said}, but no policy is known by its tensors ({list_some(sorted(names))}): "
+        "they are another model's, or named by another project. Take a folder that openpi's PyTorch code or "
+        "LeRobot saved of pi0, pi0.5 or SmolVLA; folders of transformers hold no statistics."
+    )
 
 
 def read_config_type(folder: Path) -> str | None:
@@ -188,15 +230,20 @@ def read_config_type(folder: Path) -> str | None:
 
     Raises: CheckpointError if the file is no JSON.
     """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return None
-    try:
-        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    fields = _read_config(folder)
     named = fields.get("type", fields.get("model_type"))
     return named if isinstance(named, str) else None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the fields of `config.json`; none without one. Raises: CheckpointError if it is no JSON."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def require_token_means(policy: Any, option: str) -> None:
