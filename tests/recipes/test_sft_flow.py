@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import tiny_smolvla
 import torch
-from pi_folders import write_lerobot
+from pi_folders import change_json, write_lerobot
 from safetensors.torch import load_file
 
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.datasets import DatasetOptions, LeRobotWriter, RecordedEpisode
 from vla_rl.envs.toy import ToyReachEnv
-from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.loading import CheckpointConfig, load_policy
-from vla_rl.recipes.sft_flow import NewPolicyConfig, SftFlowConfig, main
+from vla_rl.recipes.sft_flow import PREFIX, NewPolicyConfig, SftFlowConfig, main
 from vla_rl.run.shifted_images import shift_image
 from vla_rl.run.trial import TrialConfig
 
@@ -234,6 +234,35 @@ async def test_a_policy_of_another_robot_is_refused_before_anything_is_trained(
     folder = write_lerobot(tmp_path / "policy", "pi0")
     with pytest.raises(CheckpointError, match="has 7 numbers, expected the robot's 6"):
         await fine_tune(tmp_path / "data", tmp_path / "out", checkpoint=str(folder))
+
+
+async def test_statistics_of_the_data_that_a_folder_cannot_take_are_refused(
+    arm_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fine_tune(arm_data, tmp_path / "small", new=SMALL)
+    own = {"checkpoint": str(tmp_path / "small"), "statistics": "data"}
+    with pytest.raises(ConfigError, match=r"statistics is 'data', but .*small is neither openpi's"):
+        await fine_tune(arm_data, tmp_path / "out", **own)
+    pi05 = write_lerobot(tmp_path / "policy", "pi05")
+    change_json(pi05 / "config.json", type="pi0")
+    for name, episode, words in (
+        ("wide", arm(0, width=40), "the action of the demonstrations has 40 numbers, .* most 32"),
+        ("blind", msgspec.structs.replace(arm(0), vectors={}), "no state"),
+        (
+            "still",
+            msgspec.structs.replace(arm(0), actions=np.zeros((6, 7), np.float32)),
+            r"demonstrations' statistics: policy_p.*json: the action's q01 and q99 are at their initial",
+        ),
+    ):
+        LeRobotWriter(tmp_path / name, fps=10).add_episode(episode)
+        given = {"checkpoint": str(pi05), "statistics": "data"}
+        with pytest.raises((CheckpointError, DataError), match=words) as caught:
+            await fine_tune(tmp_path / name, tmp_path / "out", **given)
+        assert PREFIX not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    # that the tensors win is said once, of the folder that was named and not of a copy
+    (said,) = [message for message in caplog.messages if "says pi0" in message]
+    assert str(pi05) in said
 
 
 def test_a_shifted_image_keeps_its_size_and_repeats_its_edge() -> None:

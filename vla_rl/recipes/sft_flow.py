@@ -29,7 +29,7 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics
 from vla_rl.datasets.opening import read_image_settings
-from vla_rl.errors import ConfigError, DataError
+from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
@@ -197,22 +197,29 @@ def starting_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) 
 
 
 def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
+    from vla_rl.models.families import find_family
     from vla_rl.models.flow.new_statistics import copy_with_statistics
     from vla_rl.models.flow.policy import FlowPolicy
     from vla_rl.models.tensor_reading import locate
 
     assert config.checkpoint is not None
-    room = OwnedFolder(PREFIX)
-    try:
-        source = config.checkpoint
-        if config.statistics == "data":
-            found = describe_data(episodes)
-            source = str(copy_with_statistics(locate(source), room.path / "policy", found))
-        else:
-            _check_robot(locate(source), config.norm_key, episodes)
-        policy = load_policy(source, config, config.device)
-    finally:
-        room.remove_folder()
+    # before a copy is made: what is said of a folder names the one that the user named
+    folder = locate(config.checkpoint)
+    find_family(folder)
+    if config.statistics == "policy":
+        _check_robot(folder, config.norm_key, episodes)
+        policy = load_policy(config.checkpoint, config, config.device)
+    else:
+        room = OwnedFolder(PREFIX)
+        copy, found = room.path / "policy", describe_data(episodes)
+        try:
+            copy_with_statistics(folder, copy, found)
+            policy = load_policy(str(copy), config, config.device)
+        except CheckpointError as error:
+            said = str(error).replace(f"{copy}/", "")
+            raise CheckpointError(f"{folder} with the demonstrations' statistics: {said}") from None
+        finally:
+            room.remove_folder()
     if not isinstance(policy, FlowPolicy):
         raise ConfigError(
             f"{config.checkpoint} is a {type(policy).__name__}, expected a flow policy; "

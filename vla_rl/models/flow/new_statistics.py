@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from vla_rl.errors import CheckpointError
-from vla_rl.models.flow.folder_settings import CONFIG_FILE, read_object
+from vla_rl.errors import CheckpointError, ConfigError, DataError
+from vla_rl.models.flow.folder_settings import CONFIG_FILE, get_count, read_object
 from vla_rl.models.flow.lerobot_folder import (
     ACTION,
     NORMALIZER,
@@ -47,10 +47,24 @@ def copy_with_statistics(folder: Path, target: Path, statistics: DataStatistics)
         target: a new folder.
         statistics: of the data that the policy is to be fine-tuned on.
 
-    Raises: CheckpointError if a file of the folder cannot be read.
+    Raises: CheckpointError if a file of the folder cannot be read, or its network is too narrow for the data;
+    ConfigError if the folder is neither openpi's nor LeRobot's; DataError for data without a state.
     """
+    config = read_object(folder / CONFIG_FILE)
+    is_lerobots = is_lerobot_folder(config)
+    if not is_lerobots and "action_horizon" not in config:
+        raise ConfigError(
+            f"statistics is 'data', but {folder} is neither openpi's nor LeRobot's, whose statistics can be "
+            "replaced; expected 'policy', or a new policy with the statistics of the data (leave out --from)"
+        )
+    if "state" not in statistics:
+        raise DataError(
+            "the demonstrations have no state, and the policy reads one; map the data's name (--data.fields), "
+            "or use other data"
+        )
+    _require_room(config, folder, statistics)
     files = companion_files(folder)
-    if is_lerobot_folder(read_object(folder / CONFIG_FILE)):
+    if is_lerobots:
         files |= _lerobot_files(folder, statistics)
     else:
         files = {name: held for name, held in files.items() if not name.startswith(f"{ASSETS}/")}
@@ -69,6 +83,22 @@ def copy_with_statistics(folder: Path, target: Path, statistics: DataStatistics)
         if is_weights and not (target / path.name).exists():
             os.symlink(path.resolve(), target / path.name)
     return target
+
+
+def _require_room(config: Mapping[str, Any], folder: Path, statistics: DataStatistics) -> None:
+    """Raise CheckpointError if the data's state or action is wider than the network pads it."""
+    path = folder / CONFIG_FILE
+    for feature in ("state", "action"):
+        width = len(statistics[feature]["mean"])
+        # openpi has one width for both
+        padded = get_count(
+            config, f"max_{feature}_dim", path, get_count(config, "action_dim", path, 32)
+        )
+        if width > padded:
+            raise CheckpointError(
+                f"the {feature} of the demonstrations has {width} numbers, expected at most {padded}, the "
+                f"width to which the network of {folder} pads it; take a wider network, or other data."
+            )
 
 
 def _openpi_fields(statistics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
