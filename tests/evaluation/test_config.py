@@ -195,12 +195,22 @@ def test_a_policy_that_fits_passes() -> None:
             {"state_size": 4},
             "mine reads a state of 4 numbers, and LIBERO's has 8",
         ),
-        ({"action_dim": 14}, "mine gives actions of 14 numbers, and LIBERO's arm takes 7"),
+        ({"action_dim": 14}, "mine gives actions of 14 numbers, and LIBERO's arm takes 7$"),
+        ({"action_dim": 32, "padded_dim": 32}, "32 is the padded width, .* never masked"),
+        ({"fixed_image_size": 84}, "sees images of 84 pixels .* set --image-size 84"),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        require_fitting(policy(**changes), "mine", LIBERO)
+        require_fitting(policy(**changes), "mine", LIBERO, image_size=256)
+
+
+def test_one_line_says_that_a_gripper_was_not_checked(caplog: pytest.LogCaptureFixture) -> None:
+    require_fitting(policy(fixed_image_size=256), "mine", LIBERO, image_size=256)
+    assert not caplog.messages
+    require_fitting(policy(padded_dim=32), "mine", LIBERO, image_size=256)
+    (line,) = caplog.messages
+    assert line.startswith("mine: the gripper's range and sign were not checked")
 
 
 @pytest.mark.parametrize(

@@ -236,13 +236,20 @@ async def test_a_policy_of_another_robot_is_refused_before_anything_is_trained(
         await fine_tune(tmp_path / "data", tmp_path / "out", checkpoint=str(folder))
 
 
-async def test_statistics_of_the_data_that_a_folder_cannot_take_are_refused(
+async def test_data_that_a_folder_cannot_take_are_refused(
     arm_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fine_tune(arm_data, tmp_path / "small", new=SMALL)
     own = {"checkpoint": str(tmp_path / "small"), "statistics": "data"}
     with pytest.raises(ConfigError, match=r"statistics is 'data', but .*small is neither openpi's"):
         await fine_tune(arm_data, tmp_path / "out", **own)
+    frames = np.zeros((6, 64, 64, 3), np.uint8)
+    large = dict.fromkeys(("image", "wrist_image"), frames.__getitem__)
+    LeRobotWriter(tmp_path / "large", fps=10).add_episode(
+        msgspec.structs.replace(arm(0), frames=large)
+    )
+    with pytest.raises(DataError, match=r"images 'image' of \[64, 64, 3\], expected \[32, 32, 3\]"):
+        await fine_tune(tmp_path / "large", tmp_path / "out", checkpoint=own["checkpoint"])
     pi05 = write_lerobot(tmp_path / "policy", "pi05")
     change_json(pi05 / "config.json", type="pi0")
     for name, episode, words in (

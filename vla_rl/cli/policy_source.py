@@ -105,7 +105,8 @@ class CheckpointSource:
     def _load(self) -> "RobotPolicy":
         config = self._config
         model = config.load_decoder(config.checkpoint_folder)
-        require_fitting(model, config.checkpoint_folder, config.benchmark)
+        size = config.scene.image_size
+        require_fitting(model, config.checkpoint_folder, config.benchmark, size)
         require_real_time(model, config.checkpoint_folder, config.real_time)
         return model
 

@@ -4,9 +4,10 @@ An episode has a suite, a task, an initial state and, in LIBERO, a scene seed.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES
 from vla_rl.envs.image_env import NUM_STARTS, is_whole
@@ -17,6 +18,9 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.robot_policy import RobotPolicy
+
+
+_log = logging.getLogger(__name__)
 
 
 class SuiteTask(Protocol):
@@ -112,9 +116,21 @@ def describe_suites(benchmark: Benchmark, suite: str) -> str:
     return f"{own}; the recipes for {other.name} end in {other.recipes}"
 
 
-def require_fitting(policy: "RobotPolicy", checkpoint: str, benchmark: Benchmark) -> None:
-    """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm."""
-    config = policy.config
+def require_fitting(
+    policy: "RobotPolicy", checkpoint: str, benchmark: Benchmark, image_size: int | None = None
+) -> None:
+    """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm, or its images
+    those of the episodes.
+
+    One line says what cannot be checked without data.
+
+    Args:
+        policy: the policy.
+        checkpoint: its name in messages.
+        benchmark: whose arm it is to move.
+        image_size: pixels along each side of the images that it is shown; None if they are not known.
+    """
+    config: Any = policy.config
     lost = [camera for camera in config.cameras if camera not in benchmark.cameras]
     if lost:
         raise ConfigError(
@@ -126,10 +142,29 @@ def require_fitting(policy: "RobotPolicy", checkpoint: str, benchmark: Benchmark
             f"{checkpoint} reads a state of {config.state_size} numbers, and "
             f"{benchmark.name}'s has {benchmark.state_size}"
         )
+    # of flow policies alone
+    padded = getattr(config, "padded_dim", None)
     if config.action_dim != benchmark.action_size:
         raise ConfigError(
             f"{checkpoint} gives actions of {config.action_dim} numbers, and "
             f"{benchmark.name}'s arm takes {benchmark.action_size}"
+            + (
+                f"; {padded} is the padded width, so the numbers beyond the arm's were never masked: state the "
+                "arm's width in the folder, and statistics of that width"
+                if config.action_dim == padded
+                else ""
+            )
+        )
+    own_size = getattr(config, "fixed_image_size", None)
+    if image_size is not None and own_size not in (None, image_size):
+        raise ConfigError(
+            f"{checkpoint} sees images of {own_size} pixels and does not resize any, but {image_size} are to be "
+            f"drawn; set --image-size {own_size}"
+        )
+    if padded is not None:
+        _log.warning(
+            "%s: the gripper's range and sign were not checked, because there is no data to compare with",
+            checkpoint,
         )
 
 
@@ -247,9 +282,11 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
         )
 
 
-def require_for_libero(policy: "RobotPolicy", checkpoint: str) -> None:
-    """Raise ConfigError if a policy's cameras, state or actions are not those of LIBERO's arm."""
-    require_fitting(policy, checkpoint, LIBERO)
+def require_for_libero(
+    policy: "RobotPolicy", checkpoint: str, image_size: int | None = None
+) -> None:
+    """Raise ConfigError if a policy does not fit LIBERO's arm, as `require_fitting` does."""
+    require_fitting(policy, checkpoint, LIBERO, image_size)
 
 
 def libero_episode(

@@ -131,7 +131,7 @@ async def open_agent(config: DaggerLiberoConfig) -> AsyncIterator[Agent]:
 
         folder = resolve_checkpoint(config.expert, config.assets)
         policy = load_policy(folder, config.policy_format, config.run.device)
-        require_fitting(policy, config.expert, config.benchmark)
+        require_fitting(policy, config.expert, config.benchmark, config.scene.image_size)
         async with DeviceLane(1) as lane, TorchActionEngine(policy, lane, config.engine) as engine:
             expert = ClippedExpert(PolicyExpert(engine))
             yield within_range(make_expert_agent(expert, config.intervention))

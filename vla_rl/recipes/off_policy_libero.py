@@ -67,7 +67,8 @@ class OffPolicyLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
             choose_device(self.run.device),
             self.steering.features == "rows",
         )
-        require_fitting(base.policy, self.policy_folder, self.benchmark)
+        size = self.scene.image_size
+        require_fitting(base.policy, self.policy_folder, self.benchmark, size)
         if self.compile_blocks:
             base.policy.compile_blocks()
         return SteeredPolicy.create(base, self.steering, derive_seed(self.run.seed, "head"))

@@ -277,7 +277,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
     """
     folder = config.policy_folder
     policy = load_policy(folder, config.policy_format, config.run.device)
-    require_fitting(policy, folder, config.benchmark)
+    require_fitting(policy, folder, config.benchmark, config.scene.image_size)
     require_trainable(policy, folder, config.learner)
     choose_trained_part(policy, config.train)
     if config.lora_rank is not None:

@@ -217,7 +217,7 @@ async def _open_engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngi
     if warning is not None:
         print(warning)
     model = await asyncio.to_thread(config.load_decoder, folder)
-    require_for_libero(model, folder)
+    require_for_libero(model, folder, config.scene.image_size)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
@@ -296,6 +296,7 @@ async def _rehearse(config: WatchConfig) -> None:
         require_for_libero(
             await asyncio.to_thread(config.load_decoder, config.checkpoint_folder),
             config.checkpoint_folder,
+            config.scene.image_size,
         )
     specs = [_episode(config, task_id, 0) for task_id in config.tasks]
     await open_each(distinct_envs(spec.env for spec in specs), SimulatorConfig())

@@ -41,14 +41,16 @@ class Samples:
     Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as
     shorter.
 
-    Raises: DataError if the actions, gripper, cameras or states of an episode do not match the
-    policy.
+    Raises: DataError if the actions, gripper, cameras or states of an episode, or the images of the first
+    one, do not match the policy.
     """
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "RobotPolicy") -> None:
         self._episodes = tuple(episodes)
         for episode in self._episodes:
             _require_fitting(episode, policy)
+        # of the first alone: of others, a video may have to be opened for each
+        _require_image_size(self._episodes[0], policy)
         # a flow policy learns whole chunks, of which it may execute the first rows alone
         self._chunk_size: int = getattr(policy.config, "horizon", policy.config.chunk_size)
         self._cameras = policy.config.cameras
@@ -119,6 +121,18 @@ def _require_fitting(episode: RecordedEpisode, policy: "RobotPolicy") -> None:
             f"{episode.name} has {found} of {key!r}, and the policy reads "
             f"{config.state_size}; use other data, or a policy without proprioception."
         )
+
+
+def _require_image_size(episode: RecordedEpisode, policy: "RobotPolicy") -> None:
+    """Raise DataError if a policy that resizes no images is shown those of another size."""
+    size: int | None = getattr(policy.config, "fixed_image_size", None)
+    for camera in policy.config.cameras if size is not None else ():
+        shape = episode.frames[camera](0).shape
+        if shape != (size, size, 3):
+            raise DataError(
+                f"{episode.name} has images {camera!r} of {list(shape)}, expected [{size}, {size}, 3], because the "
+                "policy does not resize any; use data that were drawn at this size, or a new policy."
+            )
 
 
 def _state_key(policy: "RobotPolicy") -> str:

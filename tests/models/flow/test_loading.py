@@ -138,6 +138,9 @@ def test_an_option_that_the_family_does_not_read_is_refused(tmp_path: Path) -> N
     folder = tiny_smolvla.write_smolvla(tmp_path / "policy")
     with pytest.raises(ConfigError, match=r"norm_key is 'libero', but .* those of smolvla"):
         load(folder, norm_key="libero")
+    lerobots = pi_folders.write_lerobot(tmp_path / "lerobots", "pi05")
+    with pytest.raises(ConfigError, match=r"norm_key is 'libero', but .* is LeRobot's"):
+        load(lerobots, norm_key="libero")
     with pytest.raises(ConfigError, match="convention is 'rlinf'"):
         load(folder, convention="rlinf")
 

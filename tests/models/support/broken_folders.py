@@ -95,7 +95,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "missing": (
         lambda folder: change_tensors(folder / "model.safetensors", model__time_mlp_out__bias=None),
-        r"1 missing: time_mlp_out\.bias",
+        r"tensors of /.* do not fit .*1 missing: time_mlp_out\.bias",
     ),
     "surplus": (
         lambda folder: change_tensors(

@@ -1,10 +1,12 @@
 """Settings of a flow policy: its chain, besides the facts that recipes read of it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from vla_rl.errors import ConfigError
+from vla_rl.models.flow.network import FlowProcessor
 from vla_rl.models.flow.transitions import Schedule
 from vla_rl.models.prismatic.conventions import CheckpointFormat, Guidance
 from vla_rl.types import Config, NonNegativeFloat, PositiveInt
@@ -64,6 +66,8 @@ class FlowPolicyConfig:
         horizon: rows of a chunk, H; imitation needs all.
         action_dim: numbers of the robot's action, D.
         sampling: the chain.
+        fixed_image_size: pixels along each side that images must have; None for any, which are resized.
+        padded_dim: width to which a folder of another project pads actions; None for a policy made here.
     """
 
     cameras: tuple[str, ...]
@@ -72,3 +76,41 @@ class FlowPolicyConfig:
     horizon: int
     action_dim: int
     sampling: FlowSampling
+    fixed_image_size: int | None = None
+    padded_dim: int | None = None
+
+
+def make_config(
+    network: Any, processor: FlowProcessor, sampling: FlowSampling, num_executed: int | None
+) -> FlowPolicyConfig:
+    """Collect the facts about a policy, from its parts.
+
+    Args:
+        network: a `FlowNetwork`.
+        processor: conversions of observations and actions.
+        sampling: the chain.
+        num_executed: rows of a chunk that are executed; None for all.
+
+    Raises: ConfigError if the robot's action is wider than the network's, or more rows are to be executed
+    than there are.
+    """
+    if processor.action_dim > network.action_dim:
+        raise ConfigError(
+            f"the robot's action has {processor.action_dim} numbers, expected at most "
+            f"{network.action_dim}, the width to which the network pads it; take a policy of this robot"
+        )
+    executed = network.horizon if num_executed is None else num_executed
+    if not 1 <= executed <= network.horizon:
+        raise ConfigError(
+            f"num_executed is {executed}, expected 1 to {network.horizon}, the rows of a chunk"
+        )
+    return FlowPolicyConfig(
+        cameras=processor.camera_keys,
+        state_size=processor.state_size,
+        chunk_size=executed,
+        horizon=network.horizon,
+        action_dim=processor.action_dim,
+        sampling=sampling,
+        fixed_image_size=processor.fixed_image_size,
+        padded_dim=processor.padded_dim,
+    )

@@ -217,6 +217,16 @@ class FlowProcessor(Protocol):
         ...
 
     @property
+    def fixed_image_size(self) -> int | None:
+        """Pixels along each side that images must have; None for any, which are resized."""
+        ...
+
+    @property
+    def padded_dim(self) -> int | None:
+        """Width to which a folder of another project pads actions; None for a policy made here."""
+        ...
+
+    @property
     def state_size(self) -> int | None:
         """Numbers of `observation["state"]`; None if it is not read."""
         ...

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.flow.folder_settings import (
     CONFIG_FILE,
     FolderSettings,
@@ -81,13 +81,18 @@ def read_settings(
         asset: name of openpi's set of statistics, if there are several.
         num_executed: rows of a chunk to execute; None: as the folder says.
 
-    Raises: CheckpointError naming what is missing, unusable or contradictory.
+    Raises: CheckpointError naming what is missing, unusable or contradictory; ConfigError for an asset of
+    LeRobot's folder, which has none.
     """
     project = find_project(folder)
     report = inspect_tensors(folder, project)
     if project == "openpi":
         settings = read_openpi_folder(folder, report.kind, asset, num_executed)
     else:
+        if asset is not None:
+            raise ConfigError(
+                f"norm_key is {asset!r}, but {folder} is LeRobot's, which holds one set of statistics; leave it out"
+            )
         settings = read_lerobot_folder(folder)
         executed = num_executed or settings.num_executed
         require_horizon(executed, settings.horizon, folder)
@@ -125,7 +130,7 @@ def load_pi(
     require_widths(0, settings.state_dim, size.state_dim, folder)
     with torch.device("meta"):
         network = PiNetwork(size)
-    require_same_names(network, report)
+    require_same_names(network, report, folder)
     tokenizer = _make_tokenizer(folder, size, settings)
     processor = make_processor(size, settings, tokenizer, cameras, state_in_prompt)
     unused = load_tensors(network, folder, report.layout, torch.device(device))

@@ -106,6 +106,16 @@ class PiProcessor:
         return self.settings.action_dim
 
     @property
+    def fixed_image_size(self) -> None:
+        """Images of any size are resized."""
+        return
+
+    @property
+    def padded_dim(self) -> int:
+        """Width to which the folder pads actions."""
+        return self.settings.padded_dim
+
+    @property
     def camera_keys(self) -> tuple[str, ...]:
         """Observation keys of the images, without cameras that the robot does not have."""
         return tuple(key for key in self.cameras if key != NO_CAMERA)

@@ -285,8 +285,8 @@ def _iterate(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from iterate_tensors(folder / file, [name for name in files if files[name] == file])
 
 
-def require_same_names(network: nn.Module, report: TensorReport) -> None:
+def require_same_names(network: nn.Module, report: TensorReport, folder: Path) -> None:
     """Raise CheckpointError listing missing, surplus and misshapen tensors, from headers alone."""
     with torch.device("meta"):
         held = {name: torch.empty(shape) for name, shape in report.shapes.items()}
-    check_names(network.state_dict(), held)
+    check_names(network.state_dict(), held, folder)

@@ -28,10 +28,10 @@ from vla_rl.algorithms.losses.token_batch import Predicted
 from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel, Predictions, SampledTokens
 from vla_rl.engines.sampling import sampling_columns
-from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.errors import CheckpointError
 from vla_rl.models.families import find_family
 from vla_rl.models.flow.advantage_prompt import predict_velocity
-from vla_rl.models.flow.config import FlowPolicyConfig, FlowSampling
+from vla_rl.models.flow.config import FlowSampling, make_config
 from vla_rl.models.flow.decision_inputs import add_plans, add_stored_steps, check_stored_step
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.inputs import prepare_inputs
@@ -74,27 +74,10 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         sampling: FlowSampling,
         num_executed: int | None = None,
     ) -> None:
-        if processor.action_dim > network.action_dim:
-            raise ConfigError(
-                f"the robot's action has {processor.action_dim} numbers, expected at most "
-                f"{network.action_dim}, the width to which the network pads it; take a policy of this robot"
-            )
-        executed = network.horizon if num_executed is None else num_executed
-        if not 1 <= executed <= network.horizon:
-            raise ConfigError(
-                f"num_executed is {executed}, expected 1 to {network.horizon}, the rows of a chunk"
-            )
+        self.config = make_config(network, processor, sampling, num_executed)
         self._network, self._processor, self._layout = network.eval(), processor, layout
         self._prefixes = PrefixCache()
         self._schedule, self._num_draws = sampling.schedule, sampling.imitation_draws
-        self.config = FlowPolicyConfig(
-            processor.camera_keys,
-            processor.state_size,
-            executed,
-            network.horizon,
-            processor.action_dim,
-            sampling,
-        )
 
     @classmethod
     def load(cls, folder: Path) -> "FlowPolicy":

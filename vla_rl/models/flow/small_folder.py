@@ -73,6 +73,16 @@ class SmallFlowProcessor:
         return self.config.image_size
 
     @property
+    def fixed_image_size(self) -> int:
+        """Images are not resized."""
+        return self.image_size
+
+    @property
+    def padded_dim(self) -> None:
+        """Nothing is padded."""
+        return
+
+    @property
     def state_size(self) -> int | None:
         """Numbers of the state; None if it is not read."""
         return self.config.state_size

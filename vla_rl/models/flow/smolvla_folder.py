@@ -253,7 +253,7 @@ def _load_tensors(
     own = {PREFIX + name: tensor for name, tensor in network.state_dict().items()}
     with torch.device("meta"):
         held = {name: torch.empty(shape) for name, shape in shapes.items() if name not in carried}
-    check_names(own, held)
+    check_names(own, held, folder)
     check_weights(folder)
     found: dict[str, Tensor] = {}
     files = tensor_files(folder)

@@ -87,7 +87,9 @@ def load_weights(
         for name, tensor in network.state_dict().items()
         if not name.startswith(missing)
     }
-    _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
+    _refuse_others(
+        _shapes(expected), {inner_name(name): shape for name, shape in held.items()}, folder
+    )
     if dtype is None:
         num_bytes = sum((folder / file).stat().st_size for file in set(files.values()))
     else:
@@ -106,9 +108,17 @@ def load_weights(
         )
 
 
-def check_names(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless both have the same names with the same shapes."""
-    _refuse_others(_shapes(expected), _shapes(found))
+def check_names(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path | None = None
+) -> None:
+    """Raise CheckpointError unless both have the same names with the same shapes.
+
+    Args:
+        expected: tensors by the network's names.
+        found: those of a checkpoint.
+        folder: the checkpoint, for the error; None if there is none.
+    """
+    _refuse_others(_shapes(expected), _shapes(found), folder)
 
 
 def _refuse_misfits(
@@ -132,7 +142,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
+def _refuse_others(
+    expected: Mapping[str, list[int]], found: Mapping[str, list[int]], folder: Path | None
+) -> None:
     misshapen = [
         f"{name} {found[name]} instead of {shape}"
         for name, shape in expected.items()
@@ -146,8 +158,9 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
     complaints = [f"{len(names)} {kind}: {list_some(names)}" for kind, names in kinds if names]
     if complaints:
         raise CheckpointError(
-            f"the checkpoint's tensors do not fit the network of its config ({len(expected)} "
-            "expected): " + "; ".join(complaints)
+            f"the tensors of {folder or 'the checkpoint'} do not fit the network of its config "
+            f"({len(expected)} expected): {'; '.join(complaints)}. Take the checkpoint as it was saved, whole "
+            "and with nothing added: a loader that skips names leaves weights random."
         )
 
 
