@@ -170,7 +170,7 @@ def find_family(folder: Path) -> PolicyFamily | None:
     from vla_rl.models.tensor_reading import holds_weights, tensor_files
 
     if not holds_weights(folder):
-        _refuse_weights_elsewhere(folder)
+        _refuse_outer_folder(folder)
         return None
     files = tensor_files(folder)
     family = next((each for each in FAMILIES if each.has_its_tensors(files.keys())), None)
@@ -194,7 +194,7 @@ _reported: Final[set[Path]] = set()
 """Weights whose folder was reported to say that they are another family's."""
 
 
-def _refuse_weights_elsewhere(folder: Path) -> None:
+def _refuse_outer_folder(folder: Path) -> None:
     """Raise CheckpointError for folders without weights that other projects write around a checkpoint."""
     inner = folder / "pretrained_model"
     if (inner / CONFIG_FILE).is_file():

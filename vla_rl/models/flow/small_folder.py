@@ -79,7 +79,7 @@ class SmallFlowProcessor:
 
     @property
     def padded_dim(self) -> None:
-        """Nothing is padded."""
+        """Actions are as wide as the robot's."""
         return
 
     @property
