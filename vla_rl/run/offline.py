@@ -92,6 +92,7 @@ async def learn_offline(
         else:
             importer = RowImporter(policy, get_head_learner(learners), lane, tasks)
             await _import_all(config, importer, replay)
+            get_head_learner(learners).require_rows()
         await _make_updates(config, learners, run, is_resumed=is_resumed)
     return run
 

@@ -14,7 +14,7 @@ from head_learning import BASE, make_decisions, make_head, opened_learner
 from torch import Tensor
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.errors import CheckpointError, DataError
+from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner.off_policy.config import RunReplayConfig
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import RunReplay
@@ -113,17 +113,41 @@ async def test_the_actor_waits_until_the_critic_has_learnt(tmp_path: Path) -> No
     assert not torch.equal(before, weights(policy))
 
 
-async def test_imitation_waits_while_no_row_is_worth_imitating(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "wanted"), [("filtered_bc", "successes"), ("dagger", "labelled or successes")]
+)
+async def test_imitation_waits_while_no_row_is_worth_imitating_and_says_so_once(
+    algorithm: str, wanted: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     policy = make_head()
     before = weights(policy)
     async with DeviceLane(1) as lane:
-        with opened_learner(policy, lane, tmp_path, algorithm="filtered_bc") as learner:
+        with opened_learner(policy, lane, tmp_path, algorithm=algorithm) as learner:
             buffer = learner.replay.buffer
-            # as if no episode had succeeded yet
+            # as if no episode had succeeded or been labelled yet
             buffer.missing_strata = lambda strata: [name for name in strata if name != "all"]  # type: ignore[method-assign, assignment]
-            report = await learner.learn_steps(2)
+            reports = [await learner.learn_steps(2) for _ in range(2)]
+            with pytest.raises(
+                ConfigError, match=f"none of 256 .* imitates rows that are {wanted}"
+            ):
+                learner.require_rows()
     assert torch.equal(before, weights(policy))
-    assert "actor/loss" not in report.metrics
+    for report in reports:
+        assert "actor/loss" not in report.metrics
+        assert report.metrics["off_policy/steps"] == report.metrics["update/trained"] == 0.0
+    assert (
+        caplog.text.count(f"has no row to imitate yet; off_policy.algorithm is {algorithm!r}") == 1
+    )
+
+
+async def test_a_share_without_rows_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_head()
+    async with DeviceLane(1) as lane:
+        with opened_learner(policy, lane, tmp_path, algorithm="rlpd") as learner:
+            await learner.learn_steps(3)
+    assert caplog.text.count("no row of demonstrations, expected 50 % of a batch") == 1
 
 
 async def test_demonstrations_and_successes_have_their_shares_once_there_are_some(

@@ -10,6 +10,7 @@ buffer holds, and noise on the seed and n: a run that is resumed goes on as if i
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -20,6 +21,7 @@ import numpy as np
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import ConfigError
 from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.learner import UpdateReport
@@ -35,6 +37,8 @@ from vla_rl.learner.rows import Advantage
 from vla_rl.replay import EpisodeRows, make_rows
 from vla_rl.types import Observation, Trajectory, derive_seed
 from vla_rl.util.tasks import run_in_thread
+
+_log = logging.getLogger(__name__)
 
 DescribeStates = Callable[[Sequence[Observation]], Mapping[str, np.ndarray]]
 """Returns the features, proprioception and base's action of observations, by name; on the lane."""
@@ -83,6 +87,7 @@ class OffPolicyLearner:
         self._sampler = RowSampler(replay, config, seed)
         self._noise_seed = derive_seed(seed, "noise")
         self._calibration = Calibration(config)
+        self._is_warned = False
         self._turn = asyncio.Lock()
 
     @property
@@ -229,6 +234,12 @@ class OffPolicyLearner:
                 found = await self._lane.run(take_step, training, rows, seed, work="update")
                 sums.add(found, float(rows.critic.versions.mean()))
         await self._lane.run(training.publish, work="update")
+        if num_steps and not sums.num_steps and not self._is_warned:
+            self._is_warned = True
+            _log.warning(
+                "no gradient step is made, because the replay buffer has no row to imitate yet; %s",
+                self._describe_wanted(),
+            )
         metrics = await self._lane.run(sums.read, self.weight_version, work="update")
         self._calibration.warn_if_impossible(metrics)
         return {
@@ -239,10 +250,23 @@ class OffPolicyLearner:
             "off_policy/owed_steps": training.owed_steps,
         }
 
+    def require_rows(self) -> None:
+        """Raise ConfigError if the buffer has no row to learn from; call it where none comes later."""
+        if self._sampler.has_nothing_to_imitate:
+            raise ConfigError(
+                f"none of {self.replay.buffer.num_episodes} stored episodes has a row to learn from: "
+                f"{self._describe_wanted()}; name other episodes, or choose another algorithm"
+            )
+
+    def _describe_wanted(self) -> str:
+        wanted = " or ".join(self._sampler.wanted_by_actor)
+        return f"off_policy.algorithm is {self.config.algorithm!r}, which imitates rows that are {wanted}"
+
     def _draw_rows(self, step: int) -> StepRows | None:
-        """Draw the rows of a gradient step; None if the buffer has none. Runs beside the lane."""
+        """Draw the rows of a gradient step; None if nothing would be learnt. Runs beside the lane."""
         rows = self._sampler.draw_critic_rows(step)
-        if rows is None:
+        # without a critic, a step that finds nothing to imitate would count and move no weight
+        if rows is None or self._sampler.has_nothing_to_imitate:
             return None
         own = self._sampler.draw_actor_rows(step)
         return make_step_rows(
