@@ -14,8 +14,10 @@ from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.models.example_inputs import example_observation
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.shipped import PLACEHOLDER_BASE_POLICY, SHIPPED
+from vla_rl.models.steered import SteeringConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.dagger_libero import DaggerLiberoConfig, open_agent
+from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
 from vla_rl.recipes.srpo_libero import HeldOutConfig
 from vla_rl.recipes.suite_training import training_starts
 from vla_rl.reporting import read_metrics
@@ -116,6 +118,20 @@ async def test_the_expert_may_be_another_policy_in_this_process(
 def test_without_another_expert_the_environments_suggest(tmp_path: Path, base: Path) -> None:
     env = training_starts(small(tmp_path, base))[0].env
     assert (env.id, env.kwargs["expert_rows"]) == ("vla_rl/libero_goal-expert-v0", 8)
+
+
+def test_a_head_that_steers_and_reads_beyond_the_state_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kind is 'noise', expected residual: an expert's chunk"):
+        DaggerLiberoConfig(steering=SteeringConfig(kind="noise"))
+    with pytest.raises(ConfigError, match="proprio_size is 9, expected at most 8"):
+        OffPolicyLiberoConfig(steering=SteeringConfig(proprio_size=9))
+
+
+def test_options_that_another_expert_does_not_read_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expert_rows is 4, but nothing would read it"):
+        parse_command(
+            TrainingLaunch, DaggerLiberoConfig, "", ["--expert", "x", "--expert-rows", "4"]
+        )
 
 
 def test_options_of_a_policy_server_are_refused_without_one() -> None:

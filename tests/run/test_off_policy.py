@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy_runs import SHARES_SERVERS, get_servers, small_mlp_run
 
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.replay import main as replay_command
 from vla_rl.cli.report import write_report
 from vla_rl.engines import EngineConfig
@@ -18,11 +19,12 @@ from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import LearnerConfig, list_checkpoints, load_checkpoint
 from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
 from vla_rl.learner.off_policy.run_replay import list_needed_segments
-from vla_rl.models.steered import SteeredPolicy
+from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, new_policy
+from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, main, new_policy
 from vla_rl.recipes.srpo_toy import training_starts
 from vla_rl.recipes.train_toy import new_policy as new_mlp
+from vla_rl.replay import EpisodeRows, ReplayBuffer
 from vla_rl.replay.segments import list_segments, read_number, read_segment
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
@@ -225,13 +227,61 @@ async def test_a_run_begins_with_its_demonstrations(tmp_path: Path) -> None:
 
 async def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
     config = offline(tmp_path / "b", tmp_path / "nothing", 1)
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=r"replay.from is '.*nothing', which is not a folder"):
         await learn_offline(config, new_policy(config))
+    assert not (tmp_path / "b").exists()
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(
-        ConfigError, match="has no rows of a replay buffer, and cannot be read as a data set"
-    ):
+    with pytest.raises(ConfigError, match="has no rows of a replay buffer, and cannot be read as"):
         await learn_offline(config, new_policy(config))
+
+
+async def dry_run(*arguments: str) -> int:
+    return await main(
+        parse_command(TrainingLaunch, OffPolicyToyConfig, "", ["--dry-run", *arguments])
+    )
+
+
+async def test_a_dry_run_looks_at_the_folders_that_episodes_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = new_policy(OffPolicyToyConfig())
+    with ReplayBuffer(tmp_path / "rows", policy.layout) as buffer:
+        rows = policy.layout.make_empty_rows(1)
+        rows["num_rewards"], rows["terminated"] = 4, True
+        buffer.append([EpisodeRows(episode_id=0, task="toy_reach/0", rows=rows)])
+    root, shown = ("--run.root", str(tmp_path)), str(tmp_path / "rows")
+    assert await dry_run("--replay.from", shown, *root) == 0
+    told = capsys.readouterr().out
+    assert f"16 updates of 500 gradient steps, without an environment, from {shown}" in told
+    assert "simulators" not in told.partition("Memory estimate")[2]
+    for option in ("--replay.from", "--replay.demonstrations"):
+        with pytest.raises(ConfigError, match="'nowhere', which is not a folder"):
+            await dry_run(option, "nowhere", *root)
+        with pytest.raises(DataError, match="are not this policy's: base_digest"):
+            await dry_run(option, shown, "--run.seed", "1", *root)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steering.proprio-size", "3"), "proprio_size is 3, expected at most 2, the numbers"),
+        (("--off-policy.offline-steps", "5"), "offline_steps is 5, but nothing would read it"),
+        (("--replay.from", "x", "--held-out.init-states", "3"), "held_out.init_states is '3', but"),
+        (("--replay.from", "x", "--off-policy.first-rows", "9"), "first_rows is 9, but nothing"),
+    ],
+)
+async def test_options_that_do_not_fit_are_refused_before_anything_starts(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        await dry_run(*arguments)
+    assert message in str(caught.value.__context__ or caught.value)
+
+
+async def test_an_update_that_may_not_fit_into_the_buffer_is_refused(tmp_path: Path) -> None:
+    # 32 episodes of up to 3 decisions each
+    with pytest.raises(ConfigError, match="capacity is 90, expected at least 96: an update stores"):
+        await dry_run("--replay.capacity", "90", "--off-policy.first-rows", "9")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +290,15 @@ async def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
         ({"learner": LearnerConfig(ranks=2)}, "LearnerConfig.ranks is 2, expected 1 with pipeline"),
         ({"engine": EngineConfig(kind="vllm")}, "engine 'vllm' cannot serve SteeredPolicy"),
         ({"off_policy": OffPolicyConfig(algorithm="dsrl")}, "'dsrl', which .*kind is 'residual'"),
+        (
+            {
+                "off_policy": OffPolicyConfig(algorithm="dagger"),
+                "steering": SteeringConfig(kind="tokens", hidden=(8,)),
+            },
+            "'dagger', but steering.kind is 'tokens'",
+        ),
+        ({"replay": RunReplayConfig(capacity=15)}, "capacity is 15, expected at least 16"),
+        ({"replay": RunReplayConfig(capacity=39)}, "first_rows is 40, expected at most .* 39"),
     ],
 )
 def test_what_a_head_cannot_be_trained_with_is_refused(

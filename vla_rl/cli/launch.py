@@ -17,6 +17,7 @@ from vla_rl.cli.command_line import (
     parse_command,
 )
 from vla_rl.cli.memory_plan import EpisodeFootprint
+from vla_rl.cli.offline_plan import plan_offline
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
@@ -147,6 +148,11 @@ async def launch(
     config, wanted = command.config, command.launch
     if footprint.observation_images:
         model = Team.of(model).showing(footprint.observation_images)
+    if isinstance(config, EmbodiedConfig) and learns_from_buffer(config.pipeline):
+        from vla_rl.team.heads import require_room
+
+        # an earlier run has shown that its episodes are short enough
+        require_room(config, footprint.num_chunks if wanted.resume is None else 1)
     if wanted.dry_run:
         await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, evaluator)
         return 0
@@ -209,9 +215,16 @@ async def _plan_and_rehearse(
     from vla_rl.learner.estimates.rank_memory import measure_policy
     from vla_rl.learner.plan import require_tensor_plan
     from vla_rl.run.estimates import concerns_gpus, estimate_run
+    from vla_rl.run.offline import learns_offline
+    from vla_rl.run.stored_rows import check_sources
     from vla_rl.team.members import Team
 
     team = Team.of(model)
+    if learns_offline(config):
+        assert isinstance(config, EmbodiedConfig)
+        await plan_offline(config, team, resume=wanted.resume, resume_from=wanted.resume_from)
+        print("everything that the run would read was found")
+        return
     size = None
     if config.learner.ranks > 1 and len(team.members) == 1:
         (member,) = team.members.values()
@@ -250,6 +263,8 @@ async def _plan_and_rehearse(
         resume=wanted.resume,
         resume_from=wanted.resume_from,
     )
+    if wanted.resume is None:
+        await asyncio.to_thread(check_sources, config, team)
     print("everything that the run would read was found")
 
 

@@ -282,6 +282,23 @@ class PlannerTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
         return LearningConfig.unused_options(self)
 
 
+OF_EPISODES: Final = (
+    *(
+        "scheduler",
+        "simulators",
+        "engine",
+        "cluster",
+        "filter",
+        "reward",
+        "temperature",
+        "held_out",
+    ),
+    *("run.record_to", "run.chaos_every_s", "run.videos_every", "run.profile_updates"),
+    *("off_policy.first_rows", "off_policy.updates_per_decision", "off_policy.max_steps"),
+)
+"""Options of the episodes that a run collects."""
+
+
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of robots, with the settings of pipelines that use videos."""
 
@@ -305,3 +322,11 @@ class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
                 "demonstrations, and replay.demonstrations names none; name a folder with some, or set "
                 "off_policy.demonstration_share to 0"
             )
+
+    def unused_options(self) -> Mapping[str, str]:
+        """Return also the options of episodes for a run that learns from stored ones alone, and the other way round."""
+        found = dict(super().unused_options())
+        if self.replay.source is None:
+            return {**found, "off_policy.offline_steps": "replay.from names no stored episodes"}
+        why = "replay.from learns from stored episodes alone"
+        return {**dict.fromkeys(OF_EPISODES, why), **found}

@@ -65,6 +65,11 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.steering.require(
+            not self.steering.steers,
+            "kind",
+            "residual: an expert's chunk does not tell what would steer to it",
+        )
         if self.expert == SCRIPTED:
             for task in self.chosen_tasks:
                 self.require(
@@ -74,8 +79,10 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
                 )
 
     def unused_options(self) -> Mapping[str, str]:
-        """Return also the options of a policy server, if the expert is none."""
+        """Return also the options of other kinds of experts."""
         found = dict(super().unused_options())
+        if self.expert != SCRIPTED:
+            found["expert_rows"] = f"expert is {self.expert!r}, which plans on its own"
         if is_server_address(self.expert):
             return found
         if self.expert != SCRIPTED:  # a folder, which may be a head over a base of its own

@@ -46,6 +46,15 @@ class OffPolicyLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
     """The head that is trained. The last of the seven scales is of the gripper, which must be able to
     turn over."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.benchmark.state_size
+        self.steering.require(
+            self.steering.proprio_size <= size,
+            "proprio_size",
+            f"at most {size}, the numbers of the state",
+        )
+
     def unused_options(self) -> Mapping[str, str]:
         """Return also what would train the policy itself."""
         parts = ("train", "lora_rank", "recompute_activations")

@@ -69,6 +69,14 @@ class OffPolicyToyConfig(SrpoToyConfig, frozen=True, kw_only=True):
     )
     """The head that is trained."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steering.require(
+            self.steering.proprio_size <= ACTION_DIM,
+            "proprio_size",
+            f"at most {ACTION_DIM}, the numbers of the state",
+        )
+
 
 def new_policy(config: OffPolicyToyConfig) -> "SteeredPolicy":
     """Put a new head over the frozen policy. Raises: ConfigError, CheckpointError."""

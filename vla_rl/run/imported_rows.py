@@ -25,7 +25,7 @@ from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import list_missing_segments
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.replay import EpisodeRows, TransitionLayout
-from vla_rl.replay.segments import list_segments, read_segment, require_layout
+from vla_rl.replay.segments import list_segments, read_header, read_segment, require_layout
 from vla_rl.replay.transitions import require_valid_rows, set_episode_columns
 from vla_rl.types import Observation
 
@@ -137,12 +137,7 @@ class RowImporter:
 
     async def _read_data_set(self, folder: Path) -> AsyncIterator[_Part]:
         replay = self._learner.replay
-        try:
-            recorded = await asyncio.to_thread(open_dataset, folder, DatasetOptions())
-        except DataError as error:
-            raise ConfigError(
-                f"{folder} has no rows of a replay buffer, and cannot be read as a data set: {error}"
-            ) from error
+        recorded = await asyncio.to_thread(_open_dataset, folder)
         for number, episode in enumerate(recorded):
             task = episode.about.get("task")
             if isinstance(task, str) and not self._is_wanted(task):
@@ -162,12 +157,31 @@ class RowImporter:
         return False
 
 
+def check_source(source: Path, layout: TransitionLayout) -> None:
+    """Look at a folder of episodes without storing them: headers of rows, or a data set's numbers. Blocks.
+
+    Raises: ConfigError if it holds neither; DataError for rows of another policy.
+    """
+    folder, segments = _find_segments(source)
+    for path in segments:
+        require_layout(path, read_header(path)[0], layout)
+    if not segments:
+        _open_dataset(folder)
+
+
+def _open_dataset(folder: Path) -> list[RecordedEpisode]:
+    try:
+        return open_dataset(folder, DatasetOptions())
+    except DataError as error:
+        raise ConfigError(
+            f"{folder} has no rows of a replay buffer, and cannot be read as a data set: {error}"
+        ) from error
+
+
 def _find_segments(source: Path) -> tuple[Path, list[Path]]:
     """Return the folder that a buffer or a data set is in, with its links resolved, and the buffer's files."""
     inside = source / "replay"
     folder = (inside if inside.is_dir() else source).resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"{source} is not a folder; name one with stored episodes")
     return folder, list_segments(folder)
 
 

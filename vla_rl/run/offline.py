@@ -22,7 +22,7 @@ from vla_rl.reporting import MetricLog, RunDirectory
 from vla_rl.run.imported_rows import RowImporter
 from vla_rl.run.resuming import checkpoint_to_resume, set_later_aside
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
-from vla_rl.run.stored_rows import opened_replay
+from vla_rl.run.stored_rows import opened_replay, require_folders
 from vla_rl.run.terminal import StopSignal, lasting_output
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.heads import get_head_learner, make_head_learner, require_head
@@ -65,6 +65,8 @@ async def learn_offline(
     team = Team.of(model)
     _, policy, _ = require_head(config, team)
     policy.network.to(resolve_device(config.run))
+    if resume is None:
+        require_folders(config)
     async with AsyncExitStack() as stack:
         stack.enter_context(lasting_output())
         run = resume or RunDirectory.create(

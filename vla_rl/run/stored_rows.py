@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerTeam
 from vla_rl.learner.off_policy.run_replay import RunReplay, list_needed_segments
-from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
@@ -20,6 +21,37 @@ def find_replay(learners: LearnerTeam, config: LearningConfig) -> RunReplay:
     from vla_rl.team.heads import get_run_replay
 
     return get_run_replay(learners, config)
+
+
+def require_folders(config: LearningConfig) -> None:
+    """Raise ConfigError unless the folders that a new run imports episodes from exist."""
+    if not (learns_from_buffer(config.pipeline) and isinstance(config, EmbodiedConfig)):
+        return
+    named = {"from": config.replay.source, "demonstrations": config.replay.demonstrations}
+    for option, folder in named.items():
+        if folder is not None and not Path(folder).is_dir():
+            raise ConfigError(
+                f"replay.{option} is {folder!r}, which is not a folder; name one with stored episodes"
+            )
+
+
+def check_sources(config: LearningConfig, team: Team) -> None:
+    """Look at the folders that a new run imports episodes from. Blocks.
+
+    Raises: ConfigError, DataError if one is missing, cannot be read, or has rows of another policy.
+    """
+    require_folders(config)
+    if not learns_from_buffer(config.pipeline):
+        return
+    # imported here, because other runs do without heads
+    from vla_rl.run.imported_rows import check_source
+    from vla_rl.team.heads import require_head
+
+    _, policy, settings = require_head(config, team)
+    replay = settings.replay
+    for folder in (replay.source, replay.demonstrations):
+        if folder is not None:
+            check_source(Path(folder), RunReplay(policy.layout, replay).layout)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from vla_rl.reporting.run_directory import require_plain
 from vla_rl.rollout import TaskStart, chat_agent, embodied_agent, planner_agent
 from vla_rl.run.recording import owned_recording, record_agent, run_digest
 from vla_rl.run.resuming import Restarts, checkpoint_to_resume, load_resumable, set_later_aside
+from vla_rl.run.stored_rows import require_folders
 from vla_rl.run.terminal import lasting_output, raises_one_error
 from vla_rl.run.training_run import Customise, Outcome, TrainingRun
 from vla_rl.team.members import Team, Trainable
@@ -159,6 +160,7 @@ async def train(
         # a restart forks from the same servers: their imports take longer than all else in it
         await stack.enter_async_context(own or nullcontext())
         if resume is None:
+            require_folders(config)
             training, checkpoint = make(), None
             run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
             stack.enter_context(run.owned())

@@ -51,6 +51,12 @@ def require_head(config: LearningConfig, team: Team) -> tuple[str, SteeredPolicy
             f"steering.kind is {member.model.config.steering.kind!r}; set it to 'noise' (or 'tokens', for a token "
             "policy), or use 'sac'"
         )
+    if config.off_policy.algorithm == "dagger" and member.model.config.steering.steers:
+        raise ConfigError(
+            f"off_policy.algorithm is 'dagger', but steering.kind is {member.model.config.steering.kind!r}: an "
+            "expert's chunk does not tell what would steer to it; set it to 'residual'"
+        )
+    require_room(config)
     learner = member.learner or config.learner
     learner.require(
         learner.ranks == 1,
@@ -58,6 +64,33 @@ def require_head(config: LearningConfig, team: Team) -> tuple[str, SteeredPolicy
         f"1 with pipeline {pipeline!r}: a head is small, and one process trains it",
     )
     return name, member.model, config
+
+
+def require_room(config: EmbodiedConfig, most_decisions: int = 1) -> None:
+    """Check that the replay buffer has room for one update, and for what the first gradient step waits for.
+
+    Args:
+        config: settings of the run.
+        most_decisions: decisions of its longest episode, if they are known.
+
+    Raises: ConfigError.
+    """
+    replay, first = config.replay, config.off_policy.first_rows
+    if replay.source is not None:
+        return
+    num_episodes = config.scheduler.groups_per_update * config.episodes_per_group
+    replay.require(
+        replay.capacity >= num_episodes * most_decisions,
+        "capacity",
+        f"at least {num_episodes * most_decisions}: an update stores {num_episodes} episodes, each of up to "
+        f"{most_decisions} decisions",
+    )
+    has_more = replay.demonstrations is not None or replay.existing == "load"
+    config.off_policy.require(
+        has_more or first <= replay.capacity,
+        "first_rows",
+        f"at most replay.capacity, {replay.capacity}: else the first gradient step is never made",
+    )
 
 
 def make_head_learner(
