@@ -113,6 +113,16 @@ async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None
     )
 
 
+async def test_a_scorer_is_looked_for_before_the_policy_is_loaded(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "sums.jsonl", ROWS)
+    options = ("--prompt-field", "question", "--scorer", "rewarded_texts:absent", "--dry-run")
+    command = parse_command(
+        TrainingLaunch, GrpoPromptsConfig, "", arguments(tmp_path, prompts, *options)
+    )
+    with pytest.raises(ConfigError, match=r"'rewarded_texts:absent': .*has no attribute 'absent'"):
+        await main(command)  # and not CheckpointError: there is no such policy
+
+
 def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: Path) -> None:
     config = config_of(write(tmp_path / "rows.jsonl", ROWS), prompt_field="question")
     config = msgspec.structs.replace(config, num_validation=3)

@@ -13,7 +13,7 @@ from durations import assert_grows_in_proportion, at_some_pace
 
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
-from vla_rl.scoring import Score, final_answer, make_scorer, scorers
+from vla_rl.scoring import Score, check_scorer, final_answer, make_scorer, scorers
 from vla_rl.scoring.scorers import find_last_program
 
 
@@ -229,6 +229,60 @@ async def test_a_function_of_ones_own_scores(
     monkeypatch.setattr(scorers, "_OWN_LIMITS", ProcessLimits(timeout_s=0.5))
     found = await make_scorer("sample_tools:score_hangs")(sandbox, "abc", {})
     assert (found.value, found.fault) == (0.0, "timed_out")
+
+
+@SHARED
+@pytest.mark.parametrize(("name", "value"), [("score_nan", "nan"), ("score_inf", "inf")])
+async def test_a_score_that_is_no_finite_number_names_its_scorer(
+    name: str, value: str, sandbox: Sandbox
+) -> None:
+    with pytest.raises(EnvError, match=f"{name}' returned {value}, expected a finite number"):
+        await make_scorer(f"sample_tools:{name}")(sandbox, "abc", {})
+
+
+@SHARED
+async def test_a_scorer_that_is_late_is_warned_of_once(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scorers, "_OWN_LIMITS", ProcessLimits(timeout_s=0.2))
+    late = make_scorer("sample_tools:score_hangs")
+    for _ in range(2):
+        await late(sandbox, "abc", {})
+    (warned,) = [each.message for each in caplog.records if "scores 0" in each.message]
+    assert "'sample_tools:score_hangs'" in warned
+    assert "it took longer than 0.2 s" in warned
+
+
+@pytest.mark.parametrize("path", ["sample_tools:", ":score_length", "sample_tools:a:b", "a b:c"])
+def test_a_path_that_names_no_function_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="expected `module:function`"):
+        make_scorer(path)
+
+
+def test_a_module_that_is_not_there_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"no module 'nowhere'.*run from its folder"):
+        make_scorer("nowhere.mine:score")
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("sample_tools:score_noting", "has no attribute 'score_noting'"),
+        ("sample_tools:score_without_arguments", "unexpected keyword argument 'reply'"),
+        ("sample_tools:score_in_the_loop", "async"),
+        ("sample_tools:NO_SCORER", "not callable"),
+    ],
+)
+async def test_a_function_that_cannot_score_is_refused_before_anything_starts(
+    path: str, wrong: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"'{path}'.*{wrong}.*\(reply: str, row: dict\)"):
+        await check_scorer(path)
+
+
+async def test_a_function_of_ones_own_and_every_named_scorer_are_taken() -> None:
+    for name in ("sample_tools:score_length", *scorers.SCORER_NAMES):
+        await check_scorer(name)
 
 
 def test_an_unknown_scorer_is_refused_with_the_nearest() -> None:

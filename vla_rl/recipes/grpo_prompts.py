@@ -30,7 +30,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.scoring import check_answer
+from vla_rl.scoring import check_answer, check_scorer
 from vla_rl.types import (
     EnvSpec,
     Message,
@@ -125,7 +125,7 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
 
 
 def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
-    """Return one start for each row. Raises: ConfigError if there is no such scorer."""
+    """Return one start for each row. Raises: ConfigError if there is no such scorer, or module of one."""
     kwargs = {
         "data": config.prompts,
         "scorer": config.scorer,
@@ -231,6 +231,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     config = command.config
     trained, held_out = await asyncio.to_thread(split_rows, config)
     starts = row_starts(config, trained)
+    await check_scorer(config.scorer, config.text.sandbox)
     model = await asyncio.to_thread(language.load_language_model, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(

@@ -13,6 +13,7 @@ module:name    `def name(reply: str, row: dict) -> float`, in any importable mod
 from vla_rl.scoring.scorers import (
     Score as Score,
     check_answer as check_answer,
+    check_scorer as check_scorer,
     final_answer as final_answer,
     make_scorer as make_scorer,
 )

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from vla_rl.errors import ConfigError, DataError, EnvError
-from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox
+from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox, SandboxConfig
+from vla_rl.scoring.own_scorers import check_own_scorer, read_score, require_path
 from vla_rl.util.foreign_data import find_spans
 from vla_rl.util.imports import check_choice
 from vla_rl.util.values import excerpt
@@ -162,7 +163,7 @@ class CodeTest(msgspec.Struct, frozen=True):
 def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
     """Return a scorer by its name, or by `module:function`.
 
-    Raises: ConfigError, with the nearest name, if it is unknown.
+    Raises: ConfigError, with the nearest name, if it is unknown, or if there is no such module.
     """
     if ":" in name:
         return _own_scorer(name)
@@ -320,15 +321,20 @@ def code_tests(row: dict[str, Any], answer_field: str) -> list[CodeTest]:
 
 
 def _own_scorer(path: str) -> Scorer:
+    require_path(path)
+
     async def own(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
         result = _isolated(await sandbox.call(path, {"reply": reply, "row": row}, _OWN_LIMITS))
-        if result.fault == "raised":
-            raise EnvError(
-                f"scorer {path!r} raised {result.text}; it is called as `(reply: str, "
-                "row: dict) -> float`"
-            )
-        if result.fault is None and not isinstance(result.value, (int, float)):
-            raise EnvError(f"scorer {path!r} returned {result.value!r}, expected a number")
-        return Score(value=float(result.value or 0.0), fault=result.fault, words=result.text)
+        return Score(value=read_score(path, result), fault=result.fault, words=result.text)
 
     return own
+
+
+async def check_scorer(name: str, config: SandboxConfig | None = None) -> None:
+    """Check a scorer before it is needed; one of your own is imported in a sandbox, and not called.
+
+    Raises: ConfigError if it is unknown, or cannot be called with a reply and its row.
+    """
+    make_scorer(name)
+    if ":" in name:
+        await check_own_scorer(name, config)

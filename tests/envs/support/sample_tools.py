@@ -89,3 +89,22 @@ def score_nothing(reply: str, row: dict[str, Any]) -> str:
 def score_hangs(reply: str, row: dict[str, Any]) -> float:
     time.sleep(1000)
     return 1.0
+
+
+def score_nan(reply: str, row: dict[str, Any]) -> float:
+    return float("nan")
+
+
+def score_inf(reply: str, row: dict[str, Any]) -> float:
+    return float("inf")
+
+
+def score_without_arguments() -> float:
+    return 1.0
+
+
+async def score_in_the_loop(reply: str, row: dict[str, Any]) -> float:
+    return 1.0
+
+
+NO_SCORER = 3
