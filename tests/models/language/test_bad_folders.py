@@ -60,6 +60,22 @@ def test_a_policy_without_a_padding_token_computes_what_it_would_with_one(folder
     assert torch.equal(found[0], found[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("config.json", "configuration"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_file_that_is_missing_beside_the_weights_is_named(
+    name: str, what: str, folder: Path
+) -> None:
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"policy has no {what} \({name}\)"):
+        language.load_language_model(folder)
+
+
+def test_a_policy_without_a_name_is_not_this_folder() -> None:
+    with pytest.raises(CheckpointError, match="the policy is an empty text, expected a folder"):
+        language.load_language_model("")
+
+
 def test_a_policy_whose_replies_would_never_end_is_refused_with_its_folder(folder: Path) -> None:
     forget(folder, "eos_token")
     with pytest.raises(CheckpointError, match=rf"{folder}.* names no eos_token_id"):

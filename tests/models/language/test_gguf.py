@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from vla_rl.errors import CheckpointError
 from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, gguf
+from vla_rl.models.language.checkpoint import local_folder
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.types import Message
 from vla_rl.util.atomic_files import FolderWriter
@@ -261,6 +262,15 @@ def test_what_is_not_a_gguf_file_is_refused(tmp_path: Path) -> None:
         language.load_language_model(str(tmp_path / "page.gguf"))
     with pytest.raises(CheckpointError, match=r"absent\.gguf cannot be read: No such file"):
         language.load_language_model(str(tmp_path / "absent.gguf"))
+
+
+@pytest.mark.parametrize("name", ["small.GGUF", "sha256-9f2c"])
+def test_a_file_is_known_by_how_it_begins_whatever_its_name(
+    name: str, original: Path, tmp_path: Path
+) -> None:
+    write_gguf(original, tmp_path / name)
+    folder = local_folder(str(tmp_path / name))
+    assert folder.name.startswith(f"{name.removesuffix('.GGUF')}-")
 
 
 def test_a_folder_of_gguf_files_names_them(original: Path, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_every_small_file_comes_from_the_hub_and_no_other_weights(
 
 
 def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is not a folder"):
+    with pytest.raises(CheckpointError, match=r"is neither a folder nor a GGUF file"):
         CausalLanguageModel.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"holds no weights; expected model\.safetensors"):
         CausalLanguageModel.load(tmp_path)

@@ -53,6 +53,13 @@ TEXTS: Final = (
 over."""
 
 
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "configuration": ("config.json",),
+    "tokenizer": ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json"),
+}
+"""Patterns of the files of which a folder needs one each."""
+
+
 def has_vision(folder: Path) -> bool:
     """Return whether a folder's network has a vision tower of the kind that is read here.
 
@@ -96,6 +103,7 @@ def read(
     # Before anything is loaded: which of two templates transformers takes depends on its version.
     require_agreement(folder, with_images=with_images)
     _require_whole_weights(folder)
+    _require_parts(folder)
     text_side: Any = transformers.AutoProcessor if with_images else transformers.AutoTokenizer
     if with_images and _read_config(folder)["model_type"] == "smolvlm":
         # Its own processor reads images in the same way, and needs a package more for videos.
@@ -143,6 +151,18 @@ def _require_whole_weights(folder: Path) -> None:
             "(merge_and_unload, save_pretrained) and load the result."
         )
     check_weights(folder)
+
+
+def _require_parts(folder: Path) -> None:
+    """Raise CheckpointError unless a configuration and a tokenizer are beside the weights; transformers
+    would ask for packages that make a tokenizer from another one.
+    """
+    for what, patterns in PARTS.items():
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            raise CheckpointError(
+                f"{folder} has no {what} ({patterns[0]}), expected one beside its weights; copy it from "
+                "the checkpoint that the weights belong to."
+            )
 
 
 def _require_text(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -263,6 +283,11 @@ def local_folder(source: str | Path) -> Path:
 
     Raises: CheckpointError if there is nothing of this name, or two things are.
     """
+    expected = (
+        f"expected a folder, a GGUF file, {gguf.SMOLLM2}, or a hub id such as Qwen/Qwen3-0.6B."
+    )
+    if source == "":
+        raise CheckpointError(f"the policy is an empty text, {expected}")
     folder = Path(source)
     if source == gguf.SMOLLM2:
         if folder.exists():
@@ -279,11 +304,8 @@ def local_folder(source: str | Path) -> Path:
                 f"{', '.join(map(str, files))}"
             )
         return folder
-    if folder.suffix == gguf.SUFFIX:
+    if gguf.is_gguf(folder):
         return gguf.open_gguf(folder)
     if isinstance(source, Path) or source.startswith(".") or HUB_ID.fullmatch(source) is None:
-        raise CheckpointError(
-            f"{source} is not a folder; expected one, a GGUF file, {gguf.SMOLLM2}, or a hub id such "
-            "as Qwen/Qwen3-0.6B."
-        )
+        raise CheckpointError(f"{source} is neither a folder nor a GGUF file, {expected}")
     return download(source, without=("*.pt",))

@@ -73,6 +73,17 @@ def is_complete(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def is_gguf(path: Path) -> bool:
+    """Return whether a path names a GGUF file: by its suffix, in any case, or by how the file begins."""
+    if path.suffix.lower() == SUFFIX:
+        return True
+    try:
+        with path.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def open_gguf(file: Path) -> Path:
     """Return the folder of a GGUF file, which is converted first if it was not yet.
 
@@ -80,7 +91,8 @@ def open_gguf(file: Path) -> Path:
     the disk is full, or another process converts it.
     """
     digest = compute_sha256(file)
-    folder = cache_folder() / f"{file.name.removesuffix(SUFFIX)}-{digest[:16]}"
+    name = file.stem if file.suffix.lower() == SUFFIX else file.name
+    folder = cache_folder() / f"{name}-{digest[:16]}"
     if not is_complete(folder):
         print(f"{file} is converted to {folder}, once", flush=True)
         convert_gguf(file, folder)
@@ -184,7 +196,7 @@ def _explained(file: Path) -> Iterator[None]:
     # The readers trust the lengths in a file, so a damaged one fails wherever it is looked at.
     except Exception as error:
         raise CheckpointError(
-            f"{file} cannot be read as a GGUF file: {type(error).__name__}: {error}. It is damaged, "
+            f"{file} cannot be read as a GGUF file: {type(error).__name__}: {str(error).rstrip('.')}. It is damaged, "
             "or of an architecture or quantisation that transformers does not read; download it "
             "again, or take the model's ordinary folder."
         ) from error
