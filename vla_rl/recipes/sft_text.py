@@ -21,11 +21,13 @@ from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.text import sums
+from vla_rl.envs.text.arithmetic import check_difficulty
 from vla_rl.envs.text.arithmetic_conversations import (
     TOOLS,
     draw_conversation,
     draw_pair_conversation,
 )
+from vla_rl.errors import ConfigError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, tiny
@@ -107,6 +109,13 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
 
     torch_threads: PositiveInt = 1
     """Threads for the computation on a CPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            check_difficulty(self.num_operators, self.num_digits, self.operators)
+        except ValueError as error:
+            raise ConfigError(f"{type(self).__name__}: {error}") from None
 
 
 def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]:

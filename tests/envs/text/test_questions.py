@@ -467,6 +467,16 @@ def test_the_checker_sees_right_and_wrong_proposals_and_the_solver_hears_no() ->
     assert set(second_rounds) == {"n"}
 
 
+@pytest.mark.parametrize(
+    "fields", [{"num_digits": 0}, {"num_digits": 300}, {"num_operators": 0}, {"operators": "%"}]
+)
+def test_the_supervised_recipe_refuses_sums_that_its_environment_does_not_ask(
+    fields: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigError, match=r"expected 1 to 8 operators out of .* 1 to 6 digits"):
+        SftTextConfig(**fields)
+
+
 def test_the_supervised_recipe_trains_either_task_and_the_single_agents_by_default() -> None:
     alone = {make_conversation(SftTextConfig(), number)[0].content[-2:] for number in range(20)}
     assert alone == {"=?"}
