@@ -15,7 +15,7 @@ import pytest
 from processes import named_memory_of, processes_of_session, those_left
 from toy_runs import COMMAND, SMALL, run_locally, start_recipe
 
-from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
+from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, GraphError
 from vla_rl.learner import latest_checkpoint
 from vla_rl.recipes import train_toy
 from vla_rl.reporting import read_metrics
@@ -204,6 +204,15 @@ def test_a_damaged_file_is_explained_in_two_lines() -> None:
         "error: CheckpointError: model.safetensors is damaged",
         "because of: ValueError: header too short",
     ]
+
+
+@pytest.mark.parametrize(
+    "cause", [ValueError("header too short"), FileNotFoundError(2, "header too short", "x.gguf")]
+)
+def test_a_cause_that_the_error_has_told_is_not_told_again(cause: Exception) -> None:
+    error = DataError("x.gguf cannot be read: header too short; download it again")
+    error.__cause__ = cause
+    assert explain(error) == f"error: DataError: {error}"
 
 
 def test_one_error_of_many_tasks_is_explained_once() -> None:

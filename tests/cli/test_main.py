@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,20 @@ def test_a_recipe_is_run_by_its_name_with_its_own_options(
         main(["train_toy", "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: vla-rl train_toy [-h]")
+
+
+def test_a_module_beside_the_user_is_found_as_python_m_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_scorers.py").write_text("def score(reply, row): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    # as an installed program has it
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        "vla_rl.recipes.train_toy.cli", lambda: int(find_spec("my_scorers") is not None)
+    )
+    assert main(["train_toy"]) == 1
 
 
 def test_the_exit_status_is_that_of_the_recipe() -> None:

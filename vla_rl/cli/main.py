@@ -16,6 +16,7 @@ vla-rl install libero             LIBERO; `vla-rl install --help` lists the othe
 
 import ast
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -70,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     sys.argv = [f"vla-rl {name}", *others]  # `--help` shows this name too
+    # An installed program does not look where it is called, as `python -m` does: environments and
+    # scorers of your own are there. At the end, so that they hide nothing that is installed.
+    if not {"", os.getcwd()} & {*sys.path} and not sys.flags.safe_path:
+        sys.path.append(os.getcwd())
     # imported only now: the list of recipes must not wait for what one of them needs
     if name in COMMANDS:
         status: int = import_module(COMMANDS[name]).main()

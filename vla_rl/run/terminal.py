@@ -270,6 +270,12 @@ def explain(error: BaseException) -> str:
     return _explain_one(failure)
 
 
+def _says(error: BaseException, cause: BaseException) -> bool:
+    """Return whether the message of an error has that of its cause in it."""
+    words = cause.strerror if isinstance(cause, OSError) else str(cause)
+    return bool(words) and str(words) in str(error)
+
+
 def _explain_one(error: BaseException) -> str:
     if not isinstance(error, VlaRlError):
         return "".join(traceback.format_exception(error)).rstrip("\n")
@@ -284,7 +290,8 @@ def _explain_one(error: BaseException) -> str:
         lines.append(_explain_one(cause).replace("error:", "because of", 1))
     elif cause is not None and isinstance(error, CheckpointError | DataError):
         # an error in a file, not in code
-        lines.append(f"because of: {type(cause).__name__}: {cause}")
+        if not _says(error, cause):
+            lines.append(f"because of: {type(cause).__name__}: {cause}")
     elif cause is not None:
         lines += ["because of:", *traceback.format_exception(cause)]
     return "\n".join(line.rstrip("\n") for line in lines)
