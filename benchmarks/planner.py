@@ -14,6 +14,8 @@ Keys of the last line:
                                                most 32 tokens, calls 100 control steps. The environments take
                                                15 ms for each, as LIBERO with small images does, and nothing of
                                                the processor
+    skills_above_60, skills_above_60_after_another   of the skills that `benchmarks.planner_skills` has evaluated;
+                                               null before it has; goal 10 each
 """
 
 import argparse
@@ -24,8 +26,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.interleaved import print_json_line, print_table
+from benchmarks.kept_runs import kept_lines
 from benchmarks.planner_game import Estimator, updates_needed
 from benchmarks.planner_idle import measure_idle_share
+from benchmarks.planner_skills import KEPT, summarise_skills
 from vla_rl.algorithms import AdvantageConfig, advantage_estimator
 
 CREDITS: Final = ("hierarchical_rloo", "rloo")
@@ -61,11 +65,15 @@ def main() -> None:
     for name, by_rate in found.items():
         print_table(f"updates by learning rate, {name}", {str(k): v for k, v in by_rate.items()})
     idle = asyncio.run(measure_idle_share(wanted.episodes))
+    skills = summarise_skills(kept_lines(KEPT)) if KEPT.exists() else {}
     print_json_line(
         {
             "small_game_right_vs_wrong_credit_updates": min(right.values()) / min(wrong.values()),
             "small_game_at_equal_rates": max(right[rate] / wrong[rate] for rate in RATES),
             "env_idle_while_planner_thinks": idle,
+            **{
+                key: skills.get(key) for key in ("skills_above_60", "skills_above_60_after_another")
+            },
         }
     )
 
