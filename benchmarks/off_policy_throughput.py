@@ -29,12 +29,13 @@ import uvloop
 
 from benchmarks.interleaved import print_json_line
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
+from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import RunReplay
 from vla_rl.models.example_inputs import example_observation
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
 CPU_STEPS = 100

@@ -115,6 +115,19 @@ def test_an_existing_file_is_not_replaced(
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["nowhere/rows.npz", "taken.npz/rows.npz", "taken.npz/decisions"])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    out: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "taken.npz").touch()
+    assert main(["export", str(run), str(tmp_path / out)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path / out} cannot be written (")
+    assert "make the folder, or name another one" in told
+    assert "Errno" not in told
+
+
 def test_rows_of_two_policies_in_one_folder_are_not_mixed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,12 +9,11 @@ import pytest
 from head_learning import BASE, make_decisions, make_head, opened_learner
 
 from vla_rl.cli.replay import main as replay_command
-from vla_rl.datasets import RecordedEpisode, open_dataset
+from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learner.off_policy.config import RunReplayConfig
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
-from vla_rl.learner.off_policy.run_replay import RunReplay
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import list_segments
 from vla_rl.run.imported_rows import RowImporter
 
@@ -38,6 +37,7 @@ def record(folder: Path, *lengths: int, task: str | None = None, **columns: dict
     for number, length in enumerate(lengths):
         draw = np.random.default_rng(number)
         episode: dict[str, Any] = {
+            "actions": draw.uniform(-1, 1, (length, 2)).astype(np.float32),
             "rewards": np.zeros(length, np.float32),
             "about": {} if task is None else {"task": task},
             **{name: values[number] for name, values in columns.items() if number in values},
@@ -46,7 +46,6 @@ def record(folder: Path, *lengths: int, task: str | None = None, **columns: dict
             RecordedEpisode(
                 name=f"{folder.name}/{number}",
                 instruction="go",
-                actions=draw.uniform(-1, 1, (length, 2)).astype(np.float32),
                 vectors={"state": draw.normal(size=(length, BASE.state_size)).astype(np.float32)},
                 frames={},
                 has_gripper=False,
@@ -160,15 +159,10 @@ async def test_damaged_files_of_a_source_are_named_or_left_out(
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(DataError, match=rf"{newest} has .* \(--replay.damaged drop\)"):
         await import_into(tmp_path / "a", tmp_path / "source", lane)
-    replay = RunReplay(policy.layout, RunReplayConfig(damaged="drop"))
-    learner = OffPolicyLearner(
-        policy, lane, learner.config, replay, describe_states=policy.describe_states
+    number, _ = await import_into(
+        tmp_path / "b", tmp_path / "source", lane, stored=RunReplayConfig(damaged="drop")
     )
-    with replay.opened(tmp_path / "b") as buffer:
-        number = await RowImporter(policy, learner, lane).import_rows(
-            tmp_path / "source", is_demonstration=False
-        )
-        assert HELD <= number == buffer.num_episodes < HELD + 10
+    assert HELD <= number < HELD + 10
     assert f"{newest} has" in caplog.text
 
 
@@ -182,3 +176,14 @@ async def test_a_data_set_without_actions_or_with_numbers_that_are_not_finite_sa
         ConfigError, match=r"cannot be read as a data set: .* no feature that is known as 'action'"
     ):
         await import_into(tmp_path / "run", data, lane)
+
+
+async def test_what_a_data_set_does_not_record_is_an_option(
+    tmp_path: Path, lane: DeviceLane
+) -> None:
+    open_or_closed = {number: np.full((3, 2), 0.5, np.float32) for number in range(2)}
+    data = record(tmp_path / "data", 3, 3, actions=open_or_closed)
+    with pytest.raises(ConfigError, match=r"gripper commands .* in \[0, 1\], expected -1"):
+        await import_into(tmp_path / "a", data, lane)
+    options = RunReplayConfig(data=DatasetOptions(gripper="none"))
+    assert (await import_into(tmp_path / "b", data, lane, stored=options))[0] == 2

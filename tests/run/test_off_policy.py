@@ -15,16 +15,18 @@ from vla_rl.cli.replay import main as replay_command
 from vla_rl.cli.report import write_report
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.errors import ConfigError, DataError
+from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner import LearnerConfig, list_checkpoints, load_checkpoint
-from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
+from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.learner.off_policy.run_replay import list_needed_segments
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig, main, new_policy
 from vla_rl.recipes.srpo_toy import training_starts
 from vla_rl.recipes.train_toy import new_policy as new_mlp
 from vla_rl.replay import EpisodeRows, ReplayBuffer
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import list_segments, read_number, read_segment
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
@@ -145,7 +147,9 @@ async def test_rows_that_a_checkpoint_misses_are_named(
     await learn_offline(offline(tmp_path / "c", run / "replay", 1), new_policy(config))
 
 
-async def test_rows_of_another_run_are_refused_or_loaded(tmp_path: Path) -> None:
+async def test_rows_of_another_run_are_refused_or_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shared = RunReplayConfig(folder=str(tmp_path / "rows"))
     await run_toy(toy(tmp_path / "a", 1, replay=shared))
     with pytest.raises(DataError, match="expected none for a run that does not resume"):
@@ -153,6 +157,25 @@ async def test_rows_of_another_run_are_refused_or_loaded(tmp_path: Path) -> None
     loaded = msgspec.structs.replace(shared, existing="load")
     done, _ = await run_toy(toy(tmp_path / "c", 1, replay=loaded))
     assert list(read_metrics(done.run.metrics))[-1]["replay/episodes"] == 32
+    assert "learns from them too" not in caplog.text
+    await run_toy(toy(tmp_path / "d", 1, replay=loaded, task_ids=(2,)))
+    assert "has rows of toy_reach/0, which this run has no episodes of" in caplog.text
+
+
+async def test_a_resume_that_does_not_fit_leaves_its_run_as_it_was(tmp_path: Path) -> None:
+    done, _ = await run_toy(toy(tmp_path, 1))
+    run = RunDirectory.resume(done.run.path)
+    before = run.config.read_bytes()
+    other = toy(tmp_path, 2, off_policy=OffPolicyConfig(algorithm="sac", first_rows=40))
+    with pytest.raises(CheckpointError, match="this one is sac"):
+        await run_toy(other, resume=run)
+    # demonstrations are stored before the first update, so a resume would pass them over
+    shown = toy(tmp_path, 2, replay=RunReplayConfig(demonstrations=str(tmp_path)))
+    with pytest.raises(ConfigError, match="began with None, and its episodes are stored"):
+        await run_toy(shown, resume=run)
+    with pytest.raises(ConfigError, match=r"replay.from is .* began with None"):
+        await learn_offline(offline(tmp_path, tmp_path, 2), new_policy(shown), resume=run)
+    assert run.config.read_bytes() == before
 
 
 async def test_rows_of_another_base_are_refused(tmp_path: Path) -> None:
@@ -276,6 +299,13 @@ async def test_options_that_do_not_fit_are_refused_before_anything_starts(
     with pytest.raises((ConfigError, SystemExit)) as caught:
         await dry_run(*arguments)
     assert message in str(caught.value.__context__ or caught.value)
+
+
+def test_a_policy_of_another_robot_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    shape = MlpConfig(state_size=3, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), num_bins=5)
+    MlpPolicy.create(shape, seed=0).save(tmp_path / "mlp")
+    with pytest.raises(ConfigError, match="a state of 3 numbers, and gives actions of 2; expected"):
+        new_policy(OffPolicyToyConfig(policy=str(tmp_path / "mlp")))
 
 
 async def test_an_update_that_may_not_fit_into_the_buffer_is_refused(tmp_path: Path) -> None:

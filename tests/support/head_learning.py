@@ -17,7 +17,6 @@ from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.off_policy.config import (
     CriticNetworkConfig,
     OffPolicyConfig,
-    RunReplayConfig,
 )
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import RunReplay
@@ -25,6 +24,7 @@ from vla_rl.learner.optimizer import OptimizerConfig
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.replay import EpisodeRows, TransitionLayout
+from vla_rl.replay.config import RunReplayConfig
 
 REWARDED_FROM = 0.3
 BASE = MlpConfig(
@@ -76,9 +76,10 @@ def opened_learner(
     lane: DeviceLane,
     folder: Path,
     publish_to: Sequence[WeightSink] = (),
+    stored: RunReplayConfig | None = None,
     **settings: Any,
 ) -> Iterator[OffPolicyLearner]:
-    """Make a learner of the task with a buffer of 256 decisions in `folder`."""
+    """Make a learner of the task with a buffer of 256 decisions in `folder`; `stored` has its settings."""
     small = CriticNetworkConfig(
         hidden=(32,), tau=0.05, optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0)
     )
@@ -88,7 +89,7 @@ def opened_learner(
         "actor": OptimizerConfig(lr=3e-3, warmup_steps=0),
         "critic": small,
     }
-    replay = RunReplay(policy.layout, RunReplayConfig())
+    replay = RunReplay(policy.layout, stored or RunReplayConfig())
     learner = OffPolicyLearner(
         policy,
         lane,

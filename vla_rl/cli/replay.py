@@ -124,6 +124,17 @@ def check(folder: Path) -> int:
 
 def export(folder: Path, out: Path) -> int:
     """Write all rows as one `.npz` file of columns, or as a LeRobotDataset; return the exit status."""
+    try:
+        return _write_export(folder, out)
+    except OSError as error:  # of writing; what cannot be read is a DataError
+        where = error.filename or out
+        raise DataError(
+            f"{out} cannot be written ({where}: {error.strerror}), expected a place in a folder that exists and "
+            "has room; make the folder, or name another one."
+        ) from error
+
+
+def _write_export(folder: Path, out: Path) -> int:
     if not out.suffix:
         from vla_rl.replay.exporting import export_lerobot  # needs pyarrow
 

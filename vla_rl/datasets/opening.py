@@ -235,7 +235,8 @@ def _check_signed_gripper(episodes: list[RecordedEpisode]) -> list[RecordedEpiso
     if share > 0.5:
         _log.warning(
             "the last number of %.0f %% of the actions is neither near -1 nor near 1, but is read "
-            "as a gripper command; if it is not one, set gripper = 'none' (--data.gripper none).",
+            "as a gripper command; if it is not one, set gripper = 'none' (--data.gripper none, or "
+            "--replay.data.gripper none).",
             100.0 * share,
         )
     return episodes

@@ -14,8 +14,9 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learner import CriticConfig, LearnerConfig
-from vla_rl.learner.off_policy.config import OffPolicyConfig, RunReplayConfig
+from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.rollout import ChatLimits, PlannerConfig, SchedulerConfig
 from vla_rl.types import Config, EnvPool, PositiveFloat, PositiveInt, Share
 

@@ -14,6 +14,7 @@ from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutEvaluator
 from vla_rl.learner import OptimizerConfig
 from vla_rl.learner.off_policy.config import CriticNetworkConfig, OffPolicyConfig
@@ -90,9 +91,19 @@ def new_policy(config: OffPolicyToyConfig) -> "SteeredPolicy":
     if config.policy is not None:
         device = choose_device(config.run.device)
         rows = config.steering.features == "rows"
-        return SteeredPolicy.create(
-            load_base(config.policy, AS_STORED, device, rows), config.steering, seed
-        )
+        frozen = load_base(config.policy, AS_STORED, device, rows)
+        facts = frozen.policy.config
+        if not (
+            set(facts.cameras) <= {"image"}
+            and facts.state_size in (None, ACTION_DIM)
+            and facts.action_dim == ACTION_DIM
+        ):
+            raise ConfigError(
+                f"policy {config.policy} sees {sorted(facts.cameras)} and a state of {facts.state_size} numbers, and "
+                f"gives actions of {facts.action_dim}; expected no camera but 'image', and {ACTION_DIM} numbers of "
+                "both: give a policy of the reaching task, such as sft_toy's"
+            )
+        return SteeredPolicy.create(frozen, config.steering, seed)
     shape = MlpConfig(
         state_size=ACTION_DIM,
         action_low=(-1.0,) * ACTION_DIM,

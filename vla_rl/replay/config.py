@@ -1,7 +1,11 @@
-"""Settings of a replay buffer."""
+"""Settings of a replay buffer: of one in any program, and of a run's."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
+import tyro
+
+from vla_rl.datasets.opening import DatasetOptions
 from vla_rl.types import Config, NonNegativeInt, PositiveInt
 
 
@@ -37,3 +41,27 @@ class ReplayConfig(Config, frozen=True, kw_only=True):
             "min_success_rows",
             f"less than capacity, {self.capacity} rows",
         )
+
+
+class RunReplayConfig(ReplayConfig, frozen=True, kw_only=True):
+    """The replay buffer of a run: where it is, how much it keeps, and what it begins with."""
+
+    folder: str | None = None
+    """Folder of the buffer. None: `replay` in the run's folder."""
+
+    source: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Learn from this alone, without running an episode: a folder of recorded episodes, a
+    LeRobotDataset, or another run's buffer. None: from episodes that the run collects."""
+
+    demonstrations: str | None = None
+    """The same kinds of folders, whose episodes are stored before the first update and stay for ever.
+    None: none."""
+
+    data: DatasetOptions = DatasetOptions()
+    """Facts that these data sets do not record."""
+
+    def unused_options(self) -> Mapping[str, str]:
+        """Return the options of data sets if none is named."""
+        if self.source is None and self.demonstrations is None:
+            return {"data": "replay.from and replay.demonstrations name no data set"}
+        return {}

@@ -63,6 +63,7 @@ class RowImporter:
     ) -> None:
         self._policy, self._learner, self._lane = policy, learner, lane
         self._tasks = None if tasks is None else frozenset(tasks)
+        self._options = learner.replay.config.data
         self._left_out: Counter[str] = Counter()
 
     async def import_rows(self, source: Path, *, is_demonstration: bool) -> int:
@@ -137,7 +138,7 @@ class RowImporter:
 
     async def _read_data_set(self, folder: Path) -> AsyncIterator[_Part]:
         replay = self._learner.replay
-        recorded = await asyncio.to_thread(_open_dataset, folder)
+        recorded = await asyncio.to_thread(_open_dataset, folder, self._options)
         for number, episode in enumerate(recorded):
             task = episode.about.get("task")
             if isinstance(task, str) and not self._is_wanted(task):
@@ -157,7 +158,7 @@ class RowImporter:
         return False
 
 
-def check_source(source: Path, layout: TransitionLayout) -> None:
+def check_source(source: Path, layout: TransitionLayout, options: DatasetOptions) -> None:
     """Look at a folder of episodes without storing them: headers of rows, or a data set's numbers. Blocks.
 
     Raises: ConfigError if it holds neither; DataError for rows of another policy.
@@ -166,12 +167,12 @@ def check_source(source: Path, layout: TransitionLayout) -> None:
     for path in segments:
         require_layout(path, read_header(path)[0], layout)
     if not segments:
-        _open_dataset(folder)
+        _open_dataset(folder, options)
 
 
-def _open_dataset(folder: Path) -> list[RecordedEpisode]:
+def _open_dataset(folder: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     try:
-        return open_dataset(folder, DatasetOptions())
+        return open_dataset(folder, options)
     except DataError as error:
         raise ConfigError(
             f"{folder} has no rows of a replay buffer, and cannot be read as a data set: {error}"

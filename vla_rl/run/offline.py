@@ -22,7 +22,7 @@ from vla_rl.reporting import MetricLog, RunDirectory
 from vla_rl.run.imported_rows import RowImporter
 from vla_rl.run.resuming import checkpoint_to_resume, set_later_aside
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
-from vla_rl.run.stored_rows import opened_replay, require_folders
+from vla_rl.run.stored_rows import opened_replay, require_folders, require_same_sources
 from vla_rl.run.terminal import StopSignal, lasting_output
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.heads import get_head_learner, make_head_learner, require_head
@@ -78,14 +78,20 @@ async def learn_offline(
             found = await checkpoint_to_resume(run, resume_from, load_checkpoint)
             folder, checkpoint = (None, None) if found is None else found
             version = 0 if checkpoint is None else checkpoint.state.weight_version
-            run.record_resume(config)
+            if checkpoint is not None:
+                require_same_sources(config, run)
             await set_later_aside(run, folder, version, None)
         lane = await stack.enter_async_context(DeviceLane(config.run.torch_threads))
         learners = make_head_learner(config, team, lane, None, 0, {})
         replay = get_head_learner(learners).replay
         is_resumed, has_checkpoint = resume is not None, checkpoint is not None
         buffer = opened_replay(
-            learners, config, run, is_resumed=is_resumed, has_checkpoint=has_checkpoint
+            learners,
+            config,
+            run,
+            is_resumed=is_resumed,
+            has_checkpoint=has_checkpoint,
+            tasks=tasks,
         )
         stack.enter_context(buffer)
         if checkpoint is not None:
@@ -95,6 +101,9 @@ async def learn_offline(
             importer = RowImporter(policy, get_head_learner(learners), lane, tasks)
             await _import_all(config, importer, replay)
             get_head_learner(learners).require_rows()
+        if resume is not None:
+            # not before: settings that do not fit the checkpoint must leave the run as it was
+            run.record_resume(config)
         await _make_updates(config, learners, run, is_resumed=is_resumed)
     return run
 

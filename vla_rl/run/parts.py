@@ -222,6 +222,7 @@ class TrainingParts:
                 run,
                 is_resumed=is_resumed,
                 has_checkpoint=has_checkpoint,
+                tasks=self._tasks,
             )
             stack.enter_context(buffer)
             if self._cluster is not None:

@@ -1,9 +1,12 @@
 """The replay buffer of a run: opened with it, and kept as long as its checkpoints need the rows."""
 
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
@@ -13,6 +16,8 @@ from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
 from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
+
+_log = logging.getLogger(__name__)
 
 
 def find_replay(learners: LearnerTeam, config: LearningConfig) -> RunReplay:
@@ -35,6 +40,21 @@ def require_folders(config: LearningConfig) -> None:
             )
 
 
+def require_same_sources(config: LearningConfig, run: RunDirectory) -> None:
+    """Raise ConfigError if a resume names other episodes than those that its run began with and has stored."""
+    if not (learns_from_buffer(config.pipeline) and isinstance(config, EmbodiedConfig)):
+        return
+    before = msgspec.json.decode(run.config.read_bytes()).get("replay", {})
+    given = {"from": "source", "demonstrations": "demonstrations"}
+    for option, field in given.items():
+        now, then = getattr(config.replay, field), before.get(field)
+        if now != then:
+            raise ConfigError(
+                f"replay.{option} is {now!r}, but {run.path} began with {then!r}, and its episodes are stored; leave "
+                "it out to resume, or begin a new run"
+            )
+
+
 def check_sources(config: LearningConfig, team: Team) -> None:
     """Look at the folders that a new run imports episodes from. Blocks.
 
@@ -51,7 +71,7 @@ def check_sources(config: LearningConfig, team: Team) -> None:
     replay = settings.replay
     for folder in (replay.source, replay.demonstrations):
         if folder is not None:
-            check_source(Path(folder), RunReplay(policy.layout, replay).layout)
+            check_source(Path(folder), RunReplay(policy.layout, replay).layout, replay.data)
 
 
 @contextmanager
@@ -62,8 +82,9 @@ def opened_replay(
     *,
     is_resumed: bool,
     has_checkpoint: bool,
+    tasks: Collection[str] | None,
 ) -> Iterator[None]:
-    """Open the replay buffer of a run, if its pipeline has one.
+    """Open the replay buffer of a run, if its pipeline has one. Rows of other tasks in it are a warning.
 
     Args:
         learners: learners of the run.
@@ -71,6 +92,7 @@ def opened_replay(
         run: the run, in whose folder the buffer is if the configuration names no other.
         is_resumed: whether the folder is an earlier run's.
         has_checkpoint: whether one of its checkpoints is restored next.
+        tasks: tasks of the run; None: any.
 
     Raises: ConfigError if another process has the buffer; DataError for rows that do not fit.
     """
@@ -83,7 +105,15 @@ def opened_replay(
         has_checkpoint=has_checkpoint,
         find_needed=partial(list_needed_segments, run.checkpoints),
     )
-    with opened:
+    with opened as buffer:
+        # loaded by `existing`: imported rows may have an instruction for the name of their task
+        others = sorted(set(buffer.tasks) - set(buffer.tasks if tasks is None else tasks))
+        if others:
+            _log.warning(
+                "%s has rows of %s, which this run has no episodes of, and learns from them too.",
+                buffer.folder,
+                ", ".join(others),
+            )
         yield
 
 

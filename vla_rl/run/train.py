@@ -29,7 +29,7 @@ from vla_rl.reporting.run_directory import require_plain
 from vla_rl.rollout import TaskStart, chat_agent, embodied_agent, planner_agent
 from vla_rl.run.recording import owned_recording, record_agent, run_digest
 from vla_rl.run.resuming import Restarts, checkpoint_to_resume, load_resumable, set_later_aside
-from vla_rl.run.stored_rows import require_folders
+from vla_rl.run.stored_rows import require_folders, require_same_sources
 from vla_rl.run.terminal import lasting_output, raises_one_error
 from vla_rl.run.training_run import Customise, Outcome, TrainingRun
 from vla_rl.team.members import Team, Trainable
@@ -198,6 +198,7 @@ async def _make_resumed(
         evaluator.check_records(run)
     # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
-    run.record_resume(training.config)
+    if checkpoint is not None:
+        require_same_sources(training.config, run)
     await set_later_aside(run, folder, first_update, evaluator)
     return training, checkpoint

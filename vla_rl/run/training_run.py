@@ -176,6 +176,9 @@ class TrainingRun:
                     await parts.restore(checkpoint)
                 else:
                     await parts.import_demonstrations()
+                if is_resumed:
+                    # not before: settings that do not fit the checkpoint must leave the run as it was
+                    run.record_resume(self._config)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
                 videos = parts.write_videos(run)
                 make = partial(

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError, DataError
-from vla_rl.learner.off_policy.config import RunReplayConfig
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import RunReplay
 from vla_rl.learner.off_policy.steps import take_step
 from vla_rl.models.steered import SteeredPolicy
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import list_segments
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
@@ -306,6 +306,19 @@ async def test_values_beyond_what_an_episode_can_earn_are_a_warning(
             with caplog.at_level(logging.WARNING):
                 await learner.learn_steps(1)
     assert "the critic's mean value is" in caplog.text
+
+
+async def test_returns_that_targets_are_clamped_below_are_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_head()
+    async with DeviceLane(1) as lane:
+        episodes = [await act(policy, lane, number) for number in (1000, 1001)]
+        with opened_learner(policy, lane, tmp_path, first_rows=900) as learner:
+            for episode in episodes:
+                await learner.update([episode], [np.array([0, 0, 5], np.float32)])
+    assert caplog.text.count("expected 0 to 1, to which targets are clamped") == 1
+    assert "episode 1000 has a return of 5" in caplog.text
 
 
 async def test_an_episode_of_another_policy_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ earn, and as values that do not rank episodes as their returns do.
 """
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -47,7 +48,17 @@ class Calibration:
 
     def __init__(self, config: OffPolicyConfig) -> None:
         self._config = config
-        self._is_warned = False
+        self._is_warned = self._has_warned_of_returns = False
+
+    def warn_if_out_of_range(self, episodes: Sequence[np.ndarray]) -> None:
+        """Log a warning once if new episodes earned what targets are clamped to be without."""
+        if self._has_warned_of_returns:
+            return
+        for rows in episodes:
+            if problem := describe_impossible_return(rows, self._config):
+                self._has_warned_of_returns = True
+                _log.warning("episode %d has %s.", rows["episode"][0], problem)
+                return
 
     def compare(self, rows: np.ndarray, values: Tensor) -> dict[str, float]:
         """Compare the values of new episodes, before any of them was learnt from, with their returns.

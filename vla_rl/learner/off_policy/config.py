@@ -9,10 +9,8 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
-import tyro
 
 from vla_rl.learner.config import OptimizerConfig
-from vla_rl.replay import ReplayConfig
 from vla_rl.types import (
     Config,
     NonNegativeFloat,
@@ -297,18 +295,3 @@ class OffPolicyConfig(Config, frozen=True, kw_only=True):
         """Share of all rows from demonstrations; None: as they come."""
         given = self.demonstration_share
         return self.defaults.demonstration_share if given is None else given
-
-
-class RunReplayConfig(ReplayConfig, frozen=True, kw_only=True):
-    """The replay buffer of a run: where it is, how much it keeps, and what it begins with."""
-
-    folder: str | None = None
-    """Folder of the buffer. None: `replay` in the run's folder."""
-
-    source: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Learn from this alone, without running an episode: a folder of recorded episodes, a
-    LeRobotDataset, or another run's buffer. None: from episodes that the run collects."""
-
-    demonstrations: str | None = None
-    """The same kinds of folders, whose episodes are stored before the first update and stay for ever.
-    None: none."""

@@ -122,6 +122,7 @@ class OffPolicyLearner:
             new = [episode for episode in episodes if episode.episode_id in set(stored)]
             num_rows = sum(len(episode.rows) for episode in new)
             seconds_storing = time.perf_counter() - started
+            self._calibration.warn_if_out_of_range([episode.rows for episode in new])
             measured = await self._calibrate(new)
             num_steps = await self._lane.run(self._earn_steps, num_rows, work="update")
             report = await self._learn(num_steps)

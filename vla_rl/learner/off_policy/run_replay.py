@@ -10,8 +10,8 @@ import msgspec
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.files import load_part
 from vla_rl.learner.checkpoint.folders import list_checkpoints
-from vla_rl.learner.off_policy.config import RunReplayConfig
 from vla_rl.replay import ReplayBuffer, ReplayState, TransitionLayout
+from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import read_number
 
 FOLDER: Final = "replay"
@@ -32,13 +32,14 @@ class RunReplay:
     """
 
     def __init__(self, layout: TransitionLayout, config: RunReplayConfig) -> None:
-        self._given, self._config = layout, config
+        self._given, self.config = layout, config
+        """Settings."""
         self._buffer: ReplayBuffer | None = None
 
     @property
     def layout(self) -> TransitionLayout:
         """Sizes and types of the stored rows."""
-        return msgspec.structs.replace(self._given, features_dtype=self._config.features)
+        return msgspec.structs.replace(self._given, features_dtype=self.config.features)
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -69,12 +70,12 @@ class RunReplay:
         Raises: ConfigError if another process has the folder; DataError for rows of another base or
             layout, or that nothing may load.
         """
-        folder = run / FOLDER if self._config.folder is None else Path(self._config.folder)
-        with ReplayBuffer(folder, self._given, self._config, find_needed=find_needed) as buffer:
+        folder = run / FOLDER if self.config.folder is None else Path(self.config.folder)
+        with ReplayBuffer(folder, self._given, self.config, find_needed=find_needed) as buffer:
             self._buffer = buffer
             try:
                 # Rows of a folder that was named may be another run's, for which this one was refused.
-                is_own = self._config.folder is None and self._config.existing == "refuse"
+                is_own = self.config.folder is None and self.config.existing == "refuse"
                 if is_resumed and not has_checkpoint and is_own:
                     # it ended before its first checkpoint, so all rows are newer than what it resumes
                     buffer.restore(NOTHING_STORED)
