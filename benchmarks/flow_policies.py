@@ -4,7 +4,9 @@ The last line is JSON:
 
     ode_sde_marginal_sigma   distance of the ends of stochastic and deterministic chains, in standard errors
     without_drift_sigma      the same without Flow-SDE's correction of the drift: has to be large
-    golden_max_rel           largest relative difference from other projects' outputs (`flow_references`)
+    golden_max_rel           largest relative difference from other projects' outputs (`flow_references`), over
+                             `golden_arrays` of them; another set: `VLA_RL_GOLDEN_FLOW=FOLDER`
+    golden_nft_max_rel       the same for losses and gradients of pi-StepNFT (`flow_nft`)
     layouts_bit_equal        1 if folders of openpi and LeRobot are written as they were read
     broken_folders_refused   of ten broken folders, those whose refusal names the fault
     first_ratio_max_diff     largest log-ratio of a decision before any update, in other batches than acted

@@ -1,10 +1,12 @@
 """Compare flow policies with other projects' outputs, and their folders with what was written.
 
 Tiny networks, whose weights follow from their names, are compared with stored outputs of openpi,
-LeRobot and RLinf (`tests/models/flow/golden`). Folders are written by the helpers of the tests, which
-use none of our model code.
+LeRobot and RLinf (`tests/models/flow/golden`). Every shape, seed and step is read from the files, so another
+set of the same layout can be compared (`VLA_RL_GOLDEN_FLOW=FOLDER`). Folders are written by the helpers of
+the tests, which use none of our model code.
 """
 
+import math
 import re
 import sys
 import tempfile
@@ -16,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.flow_nft import NftCases
 from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.network import FlowInputs, Prefix
 from vla_rl.models.flow.pi import TIME_PERIODS
@@ -31,9 +34,6 @@ broken_folders, pi_folders, tiny_pi, tiny_smolvla = (
     import_module(name) for name in ("broken_folders", "pi_folders", "tiny_pi", "tiny_smolvla")
 )
 
-ROBOT_DIM: Final = 7
-"""Numbers of an action whose densities RLinf counts."""
-
 METHODS: Final[dict[str, Method]] = {
     "flow_ode": "ode",
     "flow_sde": "flow_sde",
@@ -42,11 +42,13 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return max |a - b| / max |b|."""
+    """Return max |a - b| / max |b|; infinite for numbers that are none."""
     assert found.shape == expected.shape, f"{found.shape} instead of {expected.shape}"
+    found, expected = found.double(), expected.double()
     scale = float(expected.abs().max())
-    error = float((found - expected).abs().max())
-    return error / scale if scale else error
+    error = float((found - expected).abs().max()) / (scale or 1.0)
+    # a NaN would get lost in the largest of several
+    return math.inf if math.isnan(error) else error
 
 
 @torch.no_grad()
@@ -59,17 +61,23 @@ def network_errors(network: Any, golden: dict[str, Tensor], inputs: FlowInputs) 
     found = {
         "prefix_embeddings": network.embed_tokens(inputs)[0],
         "prefix_output": prefix.output,
+        "prefix_pad_mask": prefix.mask,
+        "prefix_positions": prefix.positions,
         "velocity_at_noise_time": network.velocity(prefix, noise, time),
         "loss": (network.velocity(prefix, mixed, time) - target) ** 2,
-        "time_embedding": embed_time(time, 32, *TIME_PERIODS).float(),
     }
-    for layer in (0, 1, -1):
-        found[f"prefix_key_layer{layer}"] = prefix.keys[layer]
-        found[f"prefix_value_layer{layer}"] = prefix.values[layer]
-    for num_steps in (4, 10):
-        chain = _run_chain(network, prefix, noise, num_steps)
-        found[f"actions_k{num_steps}"] = chain[:, -1]
-        found[f"ode_chain_k{num_steps}"] = chain
+    if "out_time_embedding" in golden:
+        width = golden["out_time_embedding"].shape[1]
+        found["time_embedding"] = embed_time(time, width, *TIME_PERIODS).float()
+    for name in golden:
+        layer = re.fullmatch(r"out_prefix_(key|value)_layer(-?\d+)", name)
+        if layer:
+            stored = prefix.keys if layer[1] == "key" else prefix.values
+            found[name.removeprefix("out_")] = stored[int(layer[2])]
+        steps = re.fullmatch(r"out_(actions|ode_chain)_k(\d+)", name)
+        if steps:
+            chain = _run_chain(network, prefix, noise, int(steps[2]))
+            found[name.removeprefix("out_")] = chain if steps[1] == "ode_chain" else chain[:, -1]
     if hasattr(network, "read_chunk"):
         found["suffix_hidden_at_noise_time"] = network.read_chunk(prefix, noise, time)
     return {
@@ -102,7 +110,8 @@ def step_errors(network: Any, golden: dict[str, Tensor], inputs: FlowInputs) -> 
         velocity = network.velocity(prefix, noise, time)
         schedule = Schedule(METHODS[method], num_steps, float(eta.removeprefix("eta")))
         found = schedule.transition(noise, velocity, step)
-        density = log_density(golden["in_x_next"], found)[..., :ROBOT_DIM]
+        robot_dim = golden[f"out_logprob_{case}"].shape[-1]
+        density = log_density(golden["in_x_next"], found)[..., :robot_dim]
         for kind, tensor in (
             ("mean", found.mean),
             ("std", found.std),
@@ -119,13 +128,14 @@ def golden_errors() -> dict[str, float]:
     for kind in ("pi0", "pi05"):
         for project in ("lerobot", "openpi"):
             golden = tiny_pi.golden_arrays(kind, project)
-            network, inputs = tiny_pi.golden_network(kind, project), tiny_pi.golden_inputs(golden)
+            network = tiny_pi.golden_network(kind, project)
+            inputs = tiny_pi.golden_inputs(kind, project)
             found = network_errors(network, golden, inputs) | step_errors(network, golden, inputs)
             errors |= {f"{kind}/{project}/{name}": error for name, error in found.items()}
-    golden = tiny_pi.read_arrays("smolvla_lerobot")
+    golden = tiny_smolvla.golden_arrays()
     smolvla = SmolVlaNetwork(tiny_smolvla.TINY).eval()
     smolvla.load_state_dict(tiny_smolvla.golden_weights())
-    found = network_errors(smolvla, golden, tiny_pi.golden_inputs(golden))
+    found = network_errors(smolvla, golden, tiny_smolvla.golden_inputs())
     return errors | {f"smolvla/lerobot/{name}": error for name, error in found.items()}
 
 
@@ -181,8 +191,11 @@ def _is_refused(folder: Path, words: str) -> bool:
 
 def measure_references() -> dict[str, float]:
     """Return the figures of this module by name."""
+    errors = golden_errors()
     return {
-        "golden_max_rel": max(golden_errors().values()),
+        "golden_max_rel": max(errors.values()),
+        "golden_arrays": len(errors),
+        "golden_nft_max_rel": max(NftCases().errors().values()),
         "layouts_bit_equal": int(are_layouts_bit_equal()),
         "broken_folders_refused": count_refused(),
     }

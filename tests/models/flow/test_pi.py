@@ -27,14 +27,12 @@ BOUND = 1e-5
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_array_of_the_golden_files_is_met(kind: PiKind, project: str) -> None:
     golden = tiny_pi.golden_arrays(kind, project)
-    network, inputs = tiny_pi.golden_network(kind, project), tiny_pi.golden_inputs(golden)
+    network, inputs = tiny_pi.golden_network(kind, project), tiny_pi.golden_inputs(kind, project)
     errors = network_errors(network, golden, inputs) | step_errors(network, golden, inputs)
-    assert len(errors) >= (11 if project == "lerobot" else 94)
+    # an adaptive norm alone, whose weights are not in the files
+    outputs = {each for each in golden if each.startswith("out_") and "adarms" not in each}
+    assert {f"out_{name}" for name in errors} == outputs
     assert max(errors.values()) <= BOUND, errors
-    if "out_prefix_positions" in golden:
-        prefix = network.embed_prefix(inputs)
-        assert torch.equal(prefix.positions, golden["out_prefix_positions"])
-        assert torch.equal(prefix.mask, golden["out_prefix_pad_mask"])
 
 
 def test_the_benchmark_finds_every_layout_whole_and_every_broken_folder_refused() -> None:
@@ -46,7 +44,7 @@ def test_the_benchmark_finds_every_layout_whole_and_every_broken_folder_refused(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_depends_on_neither_other_rows_nor_padding_nor_a_missing_camera(kind: PiKind) -> None:
     golden = tiny_pi.golden_arrays(kind, "openpi")
-    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(golden)
+    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(kind, "openpi")
     both = network.velocity(network.embed_prefix(inputs), golden["in_noise"], golden["in_time"])
     # the second row alone, without the padding of its prompt and without its missing camera
     alone = FlowInputs(
@@ -71,7 +69,7 @@ def test_a_row_depends_on_neither_other_rows_nor_padding_nor_a_missing_camera(ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_prompt_and_time_move_the_velocity(kind: PiKind) -> None:
     golden = tiny_pi.golden_arrays(kind, "openpi")
-    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(golden)
+    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(kind, "openpi")
 
     def velocity(changed: FlowInputs, time: Tensor = golden["in_time"]) -> Tensor:
         return network.velocity(network.embed_prefix(changed), golden["in_noise"], time)
@@ -87,7 +85,10 @@ def test_images_prompt_and_time_move_the_velocity(kind: PiKind) -> None:
 
 def test_one_observation_serves_several_chunks_with_gradients_to_every_weight() -> None:
     golden = tiny_pi.golden_arrays("pi05", "openpi")
-    network, inputs = tiny_pi.golden_network("pi05", "openpi"), tiny_pi.golden_inputs(golden)
+    network, inputs = (
+        tiny_pi.golden_network("pi05", "openpi"),
+        tiny_pi.golden_inputs("pi05", "openpi"),
+    )
     index = torch.tensor([0, 1, 1])
     prefix = network.embed_prefix(inputs).rows(index)
     velocity = network.velocity(prefix, golden["in_noise"][index], torch.tensor([0.3, 0.5, 0.9]))
@@ -111,7 +112,10 @@ def test_public_sizes_have_the_public_number_of_parameters() -> None:
 
 def test_a_network_made_without_memory_computes_the_same_once_loaded() -> None:
     golden = tiny_pi.golden_arrays("pi0", "openpi")
-    network, inputs = tiny_pi.golden_network("pi0", "openpi"), tiny_pi.golden_inputs(golden)
+    network, inputs = (
+        tiny_pi.golden_network("pi0", "openpi"),
+        tiny_pi.golden_inputs("pi0", "openpi"),
+    )
     with torch.device("meta"):
         empty = PiNetwork(network.size).eval()
     empty.load_state_dict(network.state_dict(), assign=True)

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import pytest
 import torch
-from tiny_smolvla import GOLDEN, SHAPES, TINY, golden_inputs, golden_weights
+from tiny_smolvla import SHAPES, TINY, golden_arrays, golden_inputs, golden_weights
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.network import FlowInputs, Prefix
@@ -22,13 +21,12 @@ def network() -> SmolVlaNetwork:
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN / "smolvla_lerobot.npz") as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
+    return golden_arrays()
 
 
 @pytest.fixture(scope="module")
-def inputs(golden: dict[str, torch.Tensor]) -> FlowInputs:
-    return golden_inputs(golden)
+def inputs() -> FlowInputs:
+    return golden_inputs()
 
 
 @pytest.fixture(scope="module")

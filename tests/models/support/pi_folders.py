@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import golden_flow
 import numpy as np
 import tiny_pi
 import torch
@@ -81,11 +82,13 @@ def lerobot_tensors(kind: PiKind) -> dict[str, Tensor]:
         if name in shapes:
             shapes[name] = [shapes[name][0], 32]
     shapes["action_out_proj.weight"], shapes["action_out_proj.bias"] = [32, 32], [32]
-    tensors = {name: tiny_pi.weight_by_formula(name, shape) for name, shape in shapes.items()}
+    tensors = {name: golden_flow.weight_by_formula(name, shape) for name, shape in shapes.items()}
     both = "paligemma_with_expert"
     table = tensors[f"{both}.paligemma.model.language_model.embed_tokens.weight"]
     tensors[f"{both}.paligemma.lm_head.weight"] = table.clone()
-    tensors[f"{both}.gemma_expert.lm_head.weight"] = tiny_pi.weight_by_formula("head", [300, 32])
+    tensors[f"{both}.gemma_expert.lm_head.weight"] = golden_flow.weight_by_formula(
+        "head", [300, 32]
+    )
     return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -1,12 +1,10 @@
 """A tiny SmolVLA as LeRobot's golden file has it, and its folder as LeRobot lays it out."""
 
 import json
-import math
-import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import golden_flow
 import pi_folders
 import torch
 from safetensors.torch import save_file
@@ -14,8 +12,9 @@ from safetensors.torch import save_file
 from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.smolvla import SmolVlaConfig
 
-GOLDEN = Path(__file__).parents[1] / "flow" / "golden"
-SHAPES: dict[str, list[int]] = json.loads((GOLDEN / "smolvla_names.json").read_text())["shapes"]
+NAMES = golden_flow.read_names("smolvla")
+SET: dict[str, Any] = NAMES["set"]
+SHAPES: dict[str, list[int]] = NAMES["shapes"]
 HEAD = "vlm_with_expert.vlm.lm_head.weight"
 
 TINY_VLM: dict[str, Any] = {
@@ -24,12 +23,12 @@ TINY_VLM: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": 64,
         # more than the policy takes, as in SmolVLM2, of whose 32 layers SmolVLA takes 16
-        "num_hidden_layers": 6,
+        "num_hidden_layers": NAMES["layers"] + 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
         "intermediate_size": 96,
-        "vocab_size": 300,
+        "vocab_size": SET["vocab"],
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
         "pad_token_id": 0,
@@ -39,27 +38,31 @@ TINY_VLM: dict[str, Any] = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 96,
-        "image_size": 56,
+        "image_size": SET["img"],
         "patch_size": 14,
     },
-    "scale_factor": 2,
+    "scale_factor": NAMES["scale_factor"],
     "image_token_id": 200,
     "pad_token_id": 0,
 }
 
 TINY = SmolVlaConfig(
-    vlm=TINY_VLM, num_vlm_layers=4, chunk_size=5, max_state_dim=7, max_action_dim=7
+    vlm=TINY_VLM,
+    num_vlm_layers=NAMES["layers"],
+    num_expert_layers=NAMES["num_expert_layers"],
+    chunk_size=SET["H"],
+    max_state_dim=SET["S"],
+    max_action_dim=SET["A"],
+    add_image_special_tokens=NAMES["add_image_special_tokens"],
+    image_tokens=(NAMES["fake_image_token_id"], NAMES["global_image_token_id"]),
 )
 
 
 def weight_by_formula(name: str, shape: list[int]) -> torch.Tensor:
     """Return the weight that the golden files were made with."""
-    offset = 2 * math.pi * (zlib.crc32(name.encode()) % 1000) / 1000
-    wave = np.sin(0.37 * np.arange(math.prod(shape)) + offset)
-    weight = wave * (0.08 if len(shape) > 1 else 0.05)
-    if len(shape) == 1 and "norm" in name and name.endswith("weight"):
-        weight = weight + 1.0
-    return torch.from_numpy(weight.reshape(shape).astype(np.float32))
+    weight = golden_flow.weight_by_formula(name, shape, SET["phase"])
+    is_norm = len(shape) == 1 and "norm" in name and name.endswith("weight")
+    return weight + 1.0 if is_norm else weight
 
 
 def golden_weights() -> dict[str, torch.Tensor]:
@@ -67,17 +70,14 @@ def golden_weights() -> dict[str, torch.Tensor]:
     return {name: weight_by_formula(name, shape) for name, shape in SHAPES.items()}
 
 
-def golden_inputs(golden: dict[str, torch.Tensor]) -> FlowInputs:
-    """Return the inputs of the golden file, whose images follow a formula."""
-    count = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
-    cameras = [np.sin(0.013 * count + camera).reshape(2, 3, 56, 56) for camera in range(2)]
-    return FlowInputs(
-        torch.from_numpy(np.stack(cameras, 1).astype(np.float32)),
-        golden["in_image_mask"],
-        golden["in_tokens"],
-        golden["in_token_mask"],
-        golden["in_state"],
-    )
+def golden_arrays() -> dict[str, torch.Tensor]:
+    """Return the golden inputs and outputs by name."""
+    return golden_flow.read_arrays("smolvla_lerobot")
+
+
+def golden_inputs() -> FlowInputs:
+    """Return the inputs of the golden file."""
+    return golden_flow.make_inputs(golden_arrays(), SET)
 
 
 def write_smolvla(folder: Path) -> Path:
@@ -107,7 +107,7 @@ def write_smolvla(folder: Path) -> Path:
         "type": "smolvla",
         "num_steps": 10,
         "vlm_model_name": str(vlm),
-        "num_vlm_layers": 4,
+        "num_vlm_layers": NAMES["layers"],
         "num_expert_layers": -1,
         "self_attn_every_n_layers": 2,
         "expert_width_multiplier": 0.75,
