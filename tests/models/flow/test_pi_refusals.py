@@ -69,6 +69,21 @@ def change_openpi(folder: Path, vectors: dict[str, float] | None) -> None:
     path.write_text(json.dumps({"norm_stats": held if vectors is not None else {}}))
 
 
+def test_statistics_of_padded_vectors_show_the_robots_width(tmp_path: Path) -> None:
+    folder = pi_folders.write_openpi(tmp_path / "policy", "pi05")
+    path = statistics_file(folder)
+    held = json.loads(path.read_text())
+    for feature in held["norm_stats"].values():
+        for name, vector in feature.items():
+            # quantiles of zeros, as openpi's histograms give them
+            padding = {"q01": -1e-10, "q99": 1e-10}.get(name, 0.0)
+            feature[name] = vector + [padding] * (32 - len(vector))
+    path.write_text(json.dumps(held))
+    settings = load_pi(folder).settings
+    assert (settings.action_dim, settings.state_dim) == (7, 8)
+    check_widths(settings, 7, 8)
+
+
 def drop_openpi(folder: Path, names: tuple[str, ...]) -> None:
     path = statistics_file(folder)
     held = json.loads(path.read_text())

@@ -36,6 +36,10 @@ FIELDS: Final[Mapping[NormalizationKind, tuple[str, ...]]] = {
 OPENPI_EPSILON: Final = 1e-6
 LEROBOT_EPSILON: Final = 1e-8
 
+PADDING: Final = 1e-9
+"""Largest number in the statistics of padding: openpi's quantiles are edges of bins that begin 1e-10 below the
+smallest value, and its early statistics are of padded vectors."""
+
 UNTRAINED: Final[Mapping[NormalizationKind, tuple[tuple[float, float], ...]]] = {
     "MEAN_STD": ((0.0, 1.0),),
     "QUANTILES": ((0.0, 1.0), (0.0, 0.0)),
@@ -188,6 +192,6 @@ def count_used(statistics: Statistics) -> int:
     widths = {len(vector) for vector in statistics.values()}
     if len(widths) != 1:
         return min(widths, default=0)
-    is_used = np.any([np.asarray(vector) != 0.0 for vector in statistics.values()], axis=0)
+    is_used = np.any([np.abs(vector) > PADDING for vector in statistics.values()], axis=0)
     used = np.flatnonzero(is_used)
     return int(used[-1]) + 1 if len(used) else widths.pop()
