@@ -127,11 +127,19 @@ def test_a_head_that_steers_and_reads_beyond_the_state_is_refused() -> None:
         OffPolicyLiberoConfig(steering=SteeringConfig(proprio_size=9))
 
 
-def test_options_that_another_expert_does_not_read_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expert_rows is 4, but nothing would read it"):
-        parse_command(
-            TrainingLaunch, DaggerLiberoConfig, "", ["--expert", "x", "--expert-rows", "4"]
-        )
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--expert", "x", "--expert-rows", "4"], "expert_rows is 4"),
+        (["--replay.from", "x", "--expert", "ws://h:1"], "expert is 'ws://h:1'"),
+        (["--replay.from", "x", "--intervention.beta", "0.1"], "intervention.beta is 0.1"),
+    ],
+)
+def test_options_of_an_expert_that_is_not_asked_are_refused(
+    arguments: list[str], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{option}, but nothing would read it"):
+        parse_command(TrainingLaunch, DaggerLiberoConfig, "", arguments)
 
 
 def test_options_of_a_policy_server_are_refused_without_one() -> None:

@@ -81,6 +81,12 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     def unused_options(self) -> Mapping[str, str]:
         """Return also the options of other kinds of experts."""
         found = dict(super().unused_options())
+        if self.replay.source is not None:
+            why = "replay.from learns from stored episodes alone, and no expert acts"
+            return {
+                **found,
+                **dict.fromkeys(("expert", "server", "expert_rows", "intervention"), why),
+            }
         if self.expert != SCRIPTED:
             found["expert_rows"] = f"expert is {self.expert!r}, which plans on its own"
         if is_server_address(self.expert):
