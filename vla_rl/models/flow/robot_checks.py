@@ -79,7 +79,7 @@ def check_gripper(settings: FolderSettings, actions: np.ndarray | None) -> None:
         f"the policy's statistics have the gripper from {found[0]:.3g} to {found[1]:.3g}, but the data "
         f"from {own[0]:.3g} to {own[1]:.3g}"
         + (": its sign is the opposite one" if is_mirrored else ": its range is another one")
-        + "; convert the data's last number, or use the statistics of this data."
+        + "; convert the data's last number, or use the statistics of this data (--statistics data)."
     )
 
 
