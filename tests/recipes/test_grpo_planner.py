@@ -91,6 +91,11 @@ def test_own_requests_are_read_with_their_order_and_what_they_forbid(tmp_path: P
         ({"goals": ["fetch plate_1"]}, r"row 1: the predicate 'fetch plate_1' is none of"),
         ({"goals": "turnon flat_stove_1"}, r"row 1: Expected `array`, got `str` - at `\$.goals`"),
         ({"goals": []}, r"row 1: the request has no goals"),
+        ({"request": " ", "goals": ["turnon flat_stove_1"]}, r"row 1: the request has no words"),
+        (
+            {"goals": ["turnon flat_stove_1"], "forbidden": ["turnon  flat_stove_1"]},
+            r"row 1: 'turnon flat_stove_1' is a goal and forbidden",
+        ),
         ({"goals": ["turnon flat_stove_1"], "never": []}, r"row 1: .*unknown field `never`"),
     ],
 )
@@ -101,6 +106,19 @@ def test_a_request_that_cannot_be_fulfilled_is_refused_before_anything_starts(
     file = write_requests(tmp_path / "own.jsonl", good, {"request": "do it", **row})
     with pytest.raises(ConfigError, match=told):
         list_requests(parsed("--requests", file).config)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--learns robot --planner-optimizer.lr 1e-3", "planner_optimizer.* learns is 'robot'"),
+        ("--learns planner --learner.optimizer.lr 1e-3", "learner.optimizer.* planner_optimizer"),
+        ("--requests own.jsonl --num-requests 9", "num_requests is 9.* requests is 'own.jsonl'"),
+    ],
+)
+def test_options_that_nothing_would_read_are_refused(options: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parsed(*options.split())
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:

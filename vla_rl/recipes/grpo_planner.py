@@ -19,7 +19,7 @@ after the last.
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -56,7 +56,8 @@ from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.trainable_policy import require_trainable
 from vla_rl.rollout import PlannerConfig, SchedulerConfig, TaskStart, planner_agent
 from vla_rl.rollout.planner_agent import DO, FINISH, MANUAL, PLANNER, ROBOT
-from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
+from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, ReadIf, Sampling, derive_seed
+from vla_rl.util.values import excerpt
 
 if TYPE_CHECKING:
     from vla_rl.engines import LanguageModel
@@ -75,6 +76,11 @@ NUM_STARTS: Final = 40
 
 class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a planner and a robot."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("planner_optimizer",), "learns", ("both", "planner")),
+        ReadIf(("num_requests",), "requests", (None,)),
+    )
 
     run: RunConfig = RunConfig(name="grpo_planner", updates=24, checkpoint_every=8)
     pipeline: str = "embodied_grpo"
@@ -132,6 +138,13 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
             "advantage": {"name": "hierarchical_rloo"},
         }
 
+    def unused_options(self) -> Mapping[str, str]:
+        """Return also the robot's optimizer if the robot does not learn."""
+        found = dict(super().unused_options())
+        if self.learns == "planner":
+            found["learner.optimizer"] = "learns is 'planner', which has planner_optimizer"
+        return found
+
     @property
     def scene(self) -> LiberoScene:
         """Conditions of the episodes."""
@@ -150,6 +163,8 @@ def list_requests(config: GrpoPlannerConfig) -> list[Request]:
     for number, row in enumerate(read_prompts(config.requests, ("request", "goals"))):
         try:
             request = msgspec.convert(row, Request)
+            if not request.request.strip():
+                raise ValueError("the request has no words, expected what the planner is asked for")
             check_request(find_task(SUITE, SCENE_TASK), request.goals, request.forbidden)
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigError(f"{config.requests}: row {number}: {error}") from error
@@ -232,7 +247,7 @@ async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     starts = training_starts(config)
-    print(f"{len(starts)} requests, such as {starts[0].env.kwargs['request']!r}", flush=True)
+    print(f"{len(starts)} requests, such as {excerpt(starts[0].env.kwargs['request'])}", flush=True)
     return await launch(
         command,
         starts,

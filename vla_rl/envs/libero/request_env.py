@@ -175,7 +175,8 @@ class LiberoRequestEnv(LiberoEnv):
 
 
 def check_request(task: Task, goals: Sequence[str], forbidden: Sequence[str] = ()) -> None:
-    """Check that predicates can hold in the scene of a task, without the simulator.
+    """Check that predicates can hold in the scene of a task, without the simulator, and none is forbidden
+    that is a goal.
 
     Raises: ValueError naming the predicate, and what is wrong with it.
     """
@@ -195,6 +196,11 @@ def check_request(task: Task, goals: Sequence[str], forbidden: Sequence[str] = (
                     f"the predicate {predicate!r} names {argument!r}, which is not in the scene of "
                     f"{task.key}; there are {', '.join(sorted(known))}"
                 )
+    wanted, unwanted = ({" ".join(each.split()) for each in group} for group in (goals, forbidden))
+    if both := wanted & unwanted:
+        raise ValueError(
+            f"{min(both)!r} is a goal and forbidden, so that nothing fulfils the request"
+        )
 
 
 def list_facts(task: Task) -> list[list[str]]:
