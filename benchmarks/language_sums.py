@@ -62,8 +62,9 @@ class Planned(NamedTuple):
 
 
 RECIPES: Final = (sys.executable, "-m")
+# two updates teach no call, five leave nothing to learn
 SFT: Final = (
-    *("--task", "sums", "--policy", "smollm2", "--updates", "20", "--print-every", "5"),
+    *("--task", "sums", "--policy", "smollm2", "--updates", "3", "--print-every", "1"),
     *("--imitation.optimizer.lr", "2e-5", "--imitation.optimizer.warmup-steps", "2"),
     *("--imitation.optimizer.decay-steps", "None"),
 )
@@ -72,7 +73,7 @@ PLANNED: Final = {
     "form/0": Planned(("--scorer", "form", "--run.updates", "12")),
     **{f"digits/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
     "vllm/0": Planned(("--engine.kind", "vllm")),
-    "calculator/0": Planned(("--calculator", "--scorer", "exact"), SFT),
+    "calculator/0": Planned(("--calculator", "--scorer", "exact", "--run.updates", "10"), SFT),
 }
 
 
