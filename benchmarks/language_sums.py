@@ -72,7 +72,8 @@ PLANNED: Final = {
     # its rewards are all equal after some updates
     "form/0": Planned(("--scorer", "form", "--run.updates", "12")),
     **{f"digits/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
-    "vllm/0": Planned(("--engine.kind", "vllm")),
+    # vLLM's processes cost more CPU seconds here, so that fewer updates fit
+    "vllm/0": Planned(("--engine.kind", "vllm", "--run.updates", "40")),
     "calculator/0": Planned(("--calculator", "--scorer", "exact", "--run.updates", "10"), SFT),
 }
 
@@ -113,7 +114,8 @@ def kept_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
     by_weights = group_by_weights(read_records(run.path / VALIDATION.file))
     if sorted(by_weights) != [0, config["run"]["updates"]]:
         raise ValueError(f"{run.path} has not ended: weights {sorted(by_weights)} were evaluated")
-    after = run.path / "checkpoints" / f"update-{max(by_weights):06d}" / "policy"
+    # a checkpoint that was written twice, after a stop, has a number behind its name
+    after = max((run.path / "checkpoints").glob(f"update-{max(by_weights):06d}*")) / "policy"
     return {
         "run": name,
         "outcomes_before": outcomes(by_weights[0]),

@@ -46,6 +46,7 @@ def start(
 ) -> Any:
     config = SrpoLiberoConfig(
         policy=folder,
+        image_size=SHAPE.image_size,
         policy_format=CheckpointFormat(**options),
         train=train,
         lora_rank=lora_rank,

@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="u
 COMMANDS = re.findall(r"^python -m vla_rl\.recipes\.grpo_planner(.*?)#", PAGE, re.MULTILINE)
 SMALL = [
     *("--run.updates", "1", "--group-size", "2", "--scheduler.groups-per-update", "1"),
-    *("--simulators.num-envs", "1", "--num-requests", "2", "--num-validation", "0"),
+    *("--simulators.num-envs", "1", "--num-validation", "0"),
     *("--step-limit", "24", "--planner.max-call-steps", "8", "--planner.max-turns", "2"),
     *("--assets", "stand-ins", "--run.device", "cpu"),
 ]
