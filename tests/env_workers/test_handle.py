@@ -17,7 +17,7 @@ import pytest
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import EnvHandle, SimulatorConfig, open_env
 from vla_rl.envs import run_chunk
-from vla_rl.errors import ActorDied, ActorFrozen, EnvError
+from vla_rl.errors import ActorDied, ActorFrozen, EnvError, StartError
 from vla_rl.types import EnvSpec
 
 TOY = "vla_rl/toy_reach-v0"
@@ -56,6 +56,12 @@ async def test_a_handle_behaves_as_the_environment_in_this_process(runtime: Runt
             assert rest == expected_rest
         image: Any = local.render()
         assert np.array_equal(await env.render(), image)
+
+
+async def test_a_start_that_does_not_exist_is_told_from_a_fault(runtime: Runtime) -> None:
+    async with asyncio.timeout(30), open_env(runtime, faulty("no_start", at_step=0)) as env:
+        with pytest.raises(StartError, match="there is no such start"):
+            await env.reset(seed=0)
 
 
 async def test_frames_say_which_image_of_the_observation_they_are(

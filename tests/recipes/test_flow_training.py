@@ -15,6 +15,7 @@ from vla_rl.models.flow.small_folder import create_small_flow, load_small_flow
 from vla_rl.models.loading import CheckpointFormat
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.prismatic.action_tokens import ActionBounds
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy
 
@@ -46,7 +47,6 @@ def start(
 ) -> Any:
     config = SrpoLiberoConfig(
         policy=folder,
-        image_size=SHAPE.image_size,
         policy_format=CheckpointFormat(**options),
         train=train,
         lora_rank=lora_rank,
@@ -60,6 +60,13 @@ def test_a_flow_policy_is_trained_whole_with_the_folders_chain(folder: str) -> N
     assert isinstance(policy, FlowPolicy)
     assert policy.config.sampling == load_small_flow(Path(folder)).config.sampling
     assert all(parameter.requires_grad for parameter in policy.network.parameters())
+
+
+def test_images_are_drawn_at_the_size_that_the_folder_sees(folder: str) -> None:
+    assert EvalLiberoConfig(checkpoint=folder).scene.image_size == SHAPE.image_size
+    other = SrpoLiberoConfig(policy=folder, image_size=84)
+    with pytest.raises(ConfigError, match=r"sees images of 16 pixels .* but 84 are to be drawn"):
+        starting_policy(other)
 
 
 def test_a_chain_that_was_chosen_is_saved_with_the_policy(folder: str, tmp_path: Path) -> None:

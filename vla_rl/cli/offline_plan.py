@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.syntax import Syntax
 
+from vla_rl.cli.memory_plan import RANK_BYTES
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
 from vla_rl.reporting.run_directory import RunDirectory, require_writable
@@ -14,9 +15,6 @@ from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
-
-PYTHON_BYTES = 700 * 2**20
-"""Memory of this process before it loads anything of its own."""
 
 
 async def plan_offline(
@@ -43,7 +41,7 @@ async def plan_offline(
         Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
     )
     items = [
-        MemoryItem("Python, torch and the rest of this process", PYTHON_BYTES),
+        MemoryItem("Python, torch and the rest of this process", RANK_BYTES),
         *(MemoryItem(name, size) for name, size in list_memory(config, team).items()),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))

@@ -32,7 +32,7 @@ from vla_rl.env_workers.spaces import (
     observation_check,
     restore_tuples,
 )
-from vla_rl.errors import EnvError
+from vla_rl.errors import EnvError, StartError
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
 
 
@@ -200,6 +200,8 @@ class CheckedEnv:
         self._num_steps = 0
         try:
             answer: Any = self._env.reset(seed=seed, options=options)
+        except StartError:  # of this episode alone: its caller may go on to another start
+            raise
         except (Exception, SystemExit) as error:
             raise self._fault("reset raised", error) from error
         if not isinstance(answer, tuple) or len(answer) != 2:

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.envs.gymnasium_adapters import Words
+from vla_rl.errors import StartError
 from vla_rl.types import Info, Observation
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -255,6 +256,7 @@ class Fault(enum.Enum):
     """Kind of fault."""
 
     RAISE = "raise"
+    NO_START = "no_start"
     WRONG_SHAPE = "wrong_shape"
     WRONG_DTYPE = "wrong_dtype"
     MISSING_KEY = "missing_key"
@@ -275,9 +277,9 @@ class FaultyEnv(ToyReachEnv):
     up. Without a ledger it is counted in memory.
 
     Args:
-        fault: "raise", "wrong_shape", "wrong_dtype", "missing_key", "not_finite_reward" (steps
-            only), "never_answer", "exit" (code 3), "kill" (SIGKILL), "stop" (SIGSTOP), "ask" (reads
-            a line from stdin), "leak" (keeps 32 MiB).
+        fault: "raise", "no_start" (raises `StartError`), "wrong_shape", "wrong_dtype", "missing_key",
+            "not_finite_reward" (steps only), "never_answer", "exit" (code 3), "kill" (SIGKILL), "stop"
+            (SIGSTOP), "ask" (reads a line from stdin), "leak" (keeps 32 MiB).
         at_step: 0 is the reset, 1 the first control step.
         times: number of faults before the environment works.
         ledger: an existing folder, or None.
@@ -335,6 +337,8 @@ class FaultyEnv(ToyReachEnv):
         match self._fault:
             case Fault.RAISE:
                 raise RuntimeError("the simulator lost its mind, as it was told to")
+            case Fault.NO_START:
+                raise StartError("there is no such start, as it was told")
             case Fault.WRONG_SHAPE:
                 return {**observation, "image": observation["image"][:-4]}
             case Fault.WRONG_DTYPE:

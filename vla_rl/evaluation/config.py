@@ -210,7 +210,8 @@ class EvalConfig(DecodingConfig, frozen=True, kw_only=True):
     """None: each suite's published limit. Set 512 for SRPO's limit."""
 
     image_size: ImageSize | None = None
-    """None: 84 for the shipped policy, else 256, as published policies were trained."""
+    """None: 84 for the shipped policy, its own for a flow policy that sees one size alone, else 256, as published
+    policies were trained."""
 
     quality: LiberoQuality | None = None
     """None: fast for the shipped policy, which was trained with it, else exact."""

@@ -22,7 +22,7 @@ from vla_rl.models.shipped import (
     is_base_policy,
     resolve_name,
 )
-from vla_rl.types import Config, EnvSpec
+from vla_rl.types import Config, EnvSpec, PositiveInt
 
 if TYPE_CHECKING:
     from vla_rl.models.prismatic.config import TrainingImages
@@ -158,14 +158,16 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
     ) -> Self:
         """Return the conditions that a recipe's options name.
 
-        An image size or a quality of None is what the policy of `checkpoint` was trained with.
+        An image size or a quality of None is what the policy of `checkpoint` was trained with: one that ships, or
+        that sees images of one size alone.
         """
         if checkpoint is None:
             image_size, quality = WATCHED_IMAGES, PUBLISHED_QUALITY
         elif is_base_policy(checkpoint):
             image_size, quality = BASE_POLICY_IMAGES, BASE_POLICY_QUALITY
         else:
-            image_size, quality = PUBLISHED_IMAGES, PUBLISHED_QUALITY
+            image_size = _read_fixed_image_size(checkpoint) or PUBLISHED_IMAGES
+            quality = PUBLISHED_QUALITY
         return cls(
             image_size=options.image_size or image_size,
             quality=options.quality or quality,
@@ -263,6 +265,28 @@ def describe_other_images(
     if not differences:
         return None
     return f"{checkpoint} was trained {'; '.join(differences)}: it does worse on these images"
+
+
+def _read_fixed_image_size(checkpoint: str) -> int | None:
+    """Return the pixels along each side of the images that a small flow policy must see; None for other
+    policies, and for folders whose settings cannot be read, which loading them reports.
+    """
+    try:
+        held = (Path(checkpoint).expanduser() / "config.json").read_bytes()
+        return msgspec.json.decode(held, type=_FlowFile).policy.image_size
+    except (OSError, ValueError):
+        return None
+
+
+class _FlowPolicySize(msgspec.Struct):
+    image_size: PositiveInt
+
+
+class _FlowFile(msgspec.Struct):
+    """The part of `config.json` that is read here, because `models/flow/small_folder.py` imports torch."""
+
+    model_type: Literal["vla_rl_flow"]
+    policy: _FlowPolicySize
 
 
 def _training_images(checkpoint: str) -> "TrainingImages | None":

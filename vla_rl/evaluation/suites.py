@@ -159,7 +159,7 @@ def require_fitting(
     if image_size is not None and own_size not in (None, image_size):
         raise ConfigError(
             f"{checkpoint} sees images of {own_size} pixels and does not resize any, but {image_size} are to be "
-            f"drawn; set --image-size {own_size}"
+            f"drawn; set --image-size {own_size}, or leave it out"
         )
     if padded is not None:
         _log.warning(

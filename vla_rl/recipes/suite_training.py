@@ -91,7 +91,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     published limit."""
 
     image_size: ImageSize | None = None
-    """None: 84 for the shipped policy, else 256, as published policies were trained."""
+    """None: 84 for the shipped policy, its own for a flow policy that sees one size alone, else 256, as published
+    policies were trained."""
 
     quality: LiberoQuality | None = None
     """None: fast for the shipped policy, which was trained with it, else exact."""
