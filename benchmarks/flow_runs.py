@@ -1,7 +1,8 @@
 """Runs that are compared by their success before the first update and after the last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.counted_cpu import run_counted
@@ -9,7 +10,13 @@ from benchmarks.interleaved import print_json_line
 from benchmarks.kept_runs import about_run, keep, read_json
 from benchmarks.planned_runs import format_rate, percent, print_rows
 from vla_rl.evaluation.record_file import read_records
-from vla_rl.evaluation.records import SUCCESSES, EpisodeRecord, group_by_task, group_by_weights
+from vla_rl.evaluation.records import (
+    SUCCESSES,
+    VALIDATION,
+    EpisodeRecord,
+    group_by_task,
+    group_by_weights,
+)
 from vla_rl.reporting import RunDirectory, read_metrics
 
 NODES = ("values", "advantage", "critic", "update")
@@ -48,7 +55,10 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
     Raises: ValueError if the run has not ended; OSError.
     """
     config, updates = read_json(run.config), read_metrics(run.path / "metrics.jsonl")
-    by_weights = group_by_weights(read_records(run.path / SUCCESSES.file))
+    evaluated = [
+        path for each in (SUCCESSES, VALIDATION) if (path := run.path / each.file).exists()
+    ]
+    by_weights = group_by_weights(read_records(evaluated[0]))
     if sorted(by_weights) != [0, config["run"]["updates"]]:
         raise ValueError(f"{run.path} has not ended: weights {sorted(by_weights)} were evaluated")
     parts = (
@@ -93,20 +103,34 @@ def list_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, str]:
     """Return the outcomes of each task in the order of the starts, 1 for a success."""
     return {
         task: "".join(
-            str(int(record.is_success)) for record in sorted(found, key=lambda each: each.start)
+            str(int(record.parts.get("success", record.is_success)))
+            for record in sorted(found, key=lambda each: each.start)
         )
         for task, found in sorted(group_by_task(records).items())
     }
 
 
-def print_flow_runs(lines: Sequence[dict[str, Any]]) -> None:
-    """Print kept runs as a table, a column for each task if there are several, and their JSON line."""
+def join_outcomes(line: dict[str, Any], when: str) -> str:
+    """Return a run's outcomes of all tasks, in the order of tasks and starts."""
+    by_task: dict[str, str] = line[f"outcomes_{when}"]
+    return "".join(by_task[task] for task in sorted(by_task))
+
+
+def print_flow_runs(
+    lines: Sequence[dict[str, Any]], compared: Mapping[str, float | None] = MappingProxyType({})
+) -> None:
+    """Print kept runs as a table, a column for each task if there are several, and their JSON line.
+
+    Args:
+        lines: the kept runs.
+        compared: further keys of the JSON line.
+    """
     tasks = sorted(lines[0]["outcomes_before"])
     head = ["run", "control steps", "CPU seconds", "before, % (95 %)", "after, % (95 %)", "points"]
     rows, rates = [], []
     for line in lines:
         by_task = [line[f"outcomes_{when}"] for when in ("before", "after")]
-        before, after = ("".join(each[task] for task in tasks) for each in by_task)
+        before, after = (join_outcomes(line, when) for when in ("before", "after"))
         rates.append((percent(before), percent(after)))
         points = f"{rates[-1][1] - rates[-1][0]:+.1f}"
         costs = (f"{line['env_steps']:,}", f"{line['cpu_seconds']:,}")
@@ -125,5 +149,6 @@ def print_flow_runs(lines: Sequence[dict[str, Any]]) -> None:
             "gain": [round(after - before, 1) for before, after in rates],
             "env_steps": [line["env_steps"] for line in lines],
             "cpu_seconds": [line["cpu_seconds"] for line in lines],
+            **compared,
         }
     )

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.flow_runs import train_and_keep
+from benchmarks.flow_runs import join_outcomes, train_and_keep
 from benchmarks.interleaved import print_json_line
 from benchmarks.planned_runs import (
     format_rate,
@@ -96,12 +96,6 @@ def run_planned(name: str, root: Path, options: Sequence[str], keep_in: Path, no
         fresh += ["--held-out.first-results-of", str(ended[0])]
     command = (sys.executable, "-m", f"vla_rl.recipes.{planned.recipe}")
     train_and_keep(name, command, fresh, root / name.replace("/", "_"), LIMIT_S, keep_in, note)
-
-
-def join_outcomes(line: dict[str, Any], when: str) -> str:
-    """Return a run's outcomes of all tasks, in the order of tasks and starts."""
-    by_task: dict[str, str] = line[f"outcomes_{when}"]
-    return "".join(by_task[task] for task in sorted(by_task))
 
 
 def compute_gain(line: dict[str, Any]) -> tuple[float, float, float]:
