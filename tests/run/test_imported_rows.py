@@ -15,7 +15,7 @@ from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import list_segments
-from vla_rl.run.imported_rows import RowImporter
+from vla_rl.run.imported_rows import RowImporter, check_source
 
 pytest.importorskip("pyarrow")
 
@@ -86,6 +86,40 @@ async def test_episodes_without_a_state_after_their_only_decision_are_counted_an
         "left out episodes: 2 failed within 1 control steps, and no state after their only decision is "
         "recorded."
     )
+
+
+async def test_one_line_says_how_many_rows_an_import_beyond_the_capacity_dropped(
+    tmp_path: Path, lane: DeviceLane, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_head()
+    # ends in a failure with 2 rows, a success with 3, and a failure with 4
+    data = record(tmp_path / "data", 3, 3, 5)
+    stored = RunReplayConfig(capacity=HELD + 6)
+    with opened_learner(policy, lane, tmp_path / "run", stored=stored) as learner:
+        number = await RowImporter(policy, learner, lane).import_rows(data, is_demonstration=False)
+        kept = learner.replay.buffer.num_rows
+    assert number == 3
+    (told,) = [each.message for each in caplog.records if "dropped" in each.message]
+    dropped = HELD + 9 - kept
+    assert dropped > 0
+    assert told.endswith(
+        f"data: dropped {dropped} rows, the oldest files first, because the replay buffer's capacity is "
+        f"{HELD + 6}; raise it (--replay.capacity) to learn from them too."
+    )
+    assert check_source(data, policy.layout, DatasetOptions()) == 9
+    assert check_source(tmp_path / "run", policy.layout, DatasetOptions()) == HELD + 9
+
+
+async def test_demonstrations_stay_whatever_the_capacity_is(
+    tmp_path: Path, lane: DeviceLane, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_head()
+    data = record(tmp_path / "data", 3, 3, 5)
+    stored = RunReplayConfig(capacity=HELD)
+    with opened_learner(policy, lane, tmp_path / "run", stored=stored) as learner:
+        await RowImporter(policy, learner, lane).import_rows(data, is_demonstration=True)
+        assert learner.replay.buffer.num_rows == HELD + 9
+    assert not [each for each in caplog.records if "dropped" in each.message]
 
 
 async def test_decisions_that_were_exported_are_no_demonstrations(

@@ -277,11 +277,36 @@ async def test_a_dry_run_looks_at_the_folders_that_episodes_come_from(
     told = capsys.readouterr().out
     assert f"16 updates of 500 gradient steps, without an environment, from {shown}" in told
     assert "simulators" not in told.partition("Memory estimate")[2]
+    assert "would be dropped" not in told
     for option in ("--replay.from", "--replay.demonstrations"):
         with pytest.raises(ConfigError, match="'nowhere', which is not a folder"):
             await dry_run(option, "nowhere", *root)
         with pytest.raises(DataError, match="are not this policy's: base_digest"):
             await dry_run(option, shown, "--run.seed", "1", *root)
+
+
+async def test_a_dry_run_says_if_the_stored_rows_are_more_than_the_buffer_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout, shown = new_policy(OffPolicyToyConfig()).layout, str(tmp_path / "rows")
+    rows = layout.make_empty_rows(100)
+    rows["num_rewards"], rows["terminated"][-1] = 4, True
+    with ReplayBuffer(Path(shown), layout) as buffer:
+        buffer.append([EpisodeRows(episode_id=0, task="toy_reach/0", rows=rows)])
+    root = ("--run.root", str(tmp_path))
+    assert await dry_run("--replay.from", shown, "--replay.capacity", "99", *root) == 0
+    assert (
+        f"{shown} has 100 rows, those of other tasks included, and replay.capacity is 99: the oldest ones "
+        "beyond it would be dropped"
+    ) in capsys.readouterr().out
+
+
+async def test_a_run_from_stored_episodes_alone_has_no_graph_to_draw(tmp_path: Path) -> None:
+    drawing = tmp_path / "graph.svg"
+    words = ["--replay.from", str(tmp_path), "--draw", str(drawing)]
+    with pytest.raises(ConfigError, match=r"draw is .*graph.svg, but replay.from learns from"):
+        await main(parse_command(TrainingLaunch, OffPolicyToyConfig, "", words))
+    assert not drawing.exists()
 
 
 @pytest.mark.parametrize(

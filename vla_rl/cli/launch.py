@@ -140,50 +140,30 @@ async def launch(
     `evaluator` as in `train`; `agent` defaults to that of `default_agent`.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
-    from vla_rl.cli.doctor import Machine, check_at_start
-    from vla_rl.run.offline import learn_offline, learns_offline
+    from vla_rl.run.offline import learns_offline
     from vla_rl.run.train import TrainingRun, train
     from vla_rl.team.members import Team
 
     config, wanted = command.config, command.launch
+    if wanted.draw is not None and learns_offline(config):
+        raise ConfigError(
+            f"draw is {wanted.draw}, but replay.from learns from stored episodes alone, which takes no graph of "
+            "nodes; leave one of the two out"
+        )
     if footprint.observation_images:
         model = Team.of(model).showing(footprint.observation_images)
-    if isinstance(config, EmbodiedConfig) and learns_from_buffer(config.pipeline):
-        from vla_rl.team.heads import require_room
-
-        # an earlier run has shown that its episodes are short enough
-        require_room(config, footprint.num_chunks if wanted.resume is None else 1)
+    # an earlier run has shown that its episodes are short enough
+    _require_room(config, footprint.num_chunks if wanted.resume is None else 1)
     if wanted.dry_run:
         await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, evaluator)
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
-    weights, others = Team.of(model).num_bytes
-    shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
-    machine = Machine(
-        root=config.run.root,
-        keep_checkpoints=config.run.keep_checkpoints,
-        checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
-        shared_mib=Machine().shared_mib if shares else 0,
-    )
-    # a full disk or a small /dev/shm ends a run after hours, and costs milliseconds to find now
-    for result in await asyncio.to_thread(check_at_start, machine):
-        print(result, file=sys.stderr, flush=True)
+    await _check_machine(config, model)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     if learns_offline(config):
-        assert isinstance(config, EmbodiedConfig)
-        run = await learn_offline(
-            config,
-            model,
-            resume=resume,
-            resume_from=wanted.resume_from,
-            about=about,
-            tasks={start.task for start in starts},
-        )
-        await _write_report(run)
-        print(f"everything of this run is in {run.path}")
-        return 0
+        return await _learn_offline(config, starts, model, resume, wanted.resume_from, about)
     outcome = await train(
         config,
         starts,
@@ -199,6 +179,55 @@ async def launch(
     if outcome.was_stopped:
         print(f"continue with --resume {shlex.quote(str(outcome.run.path))}")
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+def _require_room(config: LearningConfig, num_chunks: int) -> None:
+    """Raise ConfigError if an update of episodes of `num_chunks` decisions may not fit into the replay buffer."""
+    if isinstance(config, EmbodiedConfig) and learns_from_buffer(config.pipeline):
+        from vla_rl.team.heads import require_room
+
+        require_room(config, num_chunks)
+
+
+async def _check_machine(config: LearningConfig, model: "Trainable") -> None:
+    """Print what of this machine would end the run after hours, such as a full disk or a small /dev/shm."""
+    from vla_rl.cli.doctor import Machine, check_at_start
+    from vla_rl.team.members import Team
+
+    weights, others = Team.of(model).num_bytes
+    shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
+    machine = Machine(
+        root=config.run.root,
+        keep_checkpoints=config.run.keep_checkpoints,
+        checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
+        shared_mib=Machine().shared_mib if shares else 0,
+    )
+    for result in await asyncio.to_thread(check_at_start, machine):
+        print(result, file=sys.stderr, flush=True)
+
+
+async def _learn_offline(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: "Trainable",
+    resume: RunDirectory | None,
+    resume_from: str | None,
+    about: Mapping[str, str] | None,
+) -> int:
+    from vla_rl.run.offline import learn_offline
+
+    assert isinstance(config, EmbodiedConfig)
+    run = await learn_offline(
+        config,
+        model,
+        resume=resume,
+        resume_from=resume_from,
+        about=about,
+        tasks={start.task for start in starts},
+    )
+    await _write_report(run)
+    print(f"everything of this run is in {run.path}")
+    return 0
 
 
 async def _plan_and_rehearse(

@@ -288,7 +288,10 @@ class ReplayBuffer:
             self._ids.add(header.source, rows["episode"])
             self._rows.add_segment(header, name, rows)
             self._next_number = max(self._next_number, name.number + 1)
+        found = self._rows.num_rows
         self._files.retire(self._rows.drop_oldest())
+        if dropped := found - self._rows.num_rows:
+            logger.warning("%s: %s", self.folder, self.config.describe_dropped(dropped))
 
     def _require_fit(self, episodes: Sequence[EpisodeRows], is_demonstration: bool) -> None:
         num_rows = sum(len(episode.rows) for episode in episodes)

@@ -42,6 +42,13 @@ class ReplayConfig(Config, frozen=True, kw_only=True):
             f"less than capacity, {self.capacity} rows",
         )
 
+    def describe_dropped(self, num_rows: int) -> str:
+        """Describe that these rows were found and dropped at once, and what keeps them."""
+        return (
+            f"dropped {num_rows} rows, the oldest files first, because the replay buffer's capacity is "
+            f"{self.capacity}; raise it (--replay.capacity) to learn from them too."
+        )
+
 
 class RunReplayConfig(ReplayConfig, frozen=True, kw_only=True):
     """The replay buffer of a run: where it is, how much it keeps, and what it begins with."""

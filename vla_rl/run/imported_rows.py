@@ -81,7 +81,7 @@ class RowImporter:
         self._left_out.clear()
         folder, segments = await asyncio.to_thread(_find_segments, source)
         parts = self._read_segments(source, segments) if segments else self._read_data_set(folder)
-        number = 0
+        number, expected_rows = 0, buffer.num_rows
         async for part in parts:
             for episode in part.episodes:
                 if problem := describe_impossible_return(episode.rows, self._learner.config):
@@ -93,6 +93,10 @@ class RowImporter:
                 source=part.source,
             )
             number += len(stored)
+            lengths = {each.episode_id: len(each.rows) for each in reversed(part.episodes)}
+            expected_rows += sum(lengths[each] for each in stored)
+        if dropped := expected_rows - buffer.num_rows:
+            _log.warning("%s: %s", source, buffer.config.describe_dropped(dropped))
         if self._left_out:
             reasons = "; ".join(f"{count} {why}" for why, count in self._left_out.items())
             _log.warning("%s: left out episodes: %s.", source, reasons)
@@ -158,16 +162,20 @@ class RowImporter:
         return False
 
 
-def check_source(source: Path, layout: TransitionLayout, options: DatasetOptions) -> None:
+def check_source(source: Path, layout: TransitionLayout, options: DatasetOptions) -> int:
     """Look at a folder of episodes without storing them: headers of rows, or a data set's numbers. Blocks.
 
+    Returns: how many rows besides demonstrations it has, those of other tasks included.
     Raises: ConfigError if it holds neither; DataError for rows of another policy.
     """
     folder, segments = _find_segments(source)
-    for path in segments:
-        require_layout(path, read_header(path)[0], layout)
     if not segments:
-        _open_dataset(folder, options)
+        recorded = _open_dataset(folder, options)
+        return sum(_count_rows(each, layout.horizon) for each in recorded)
+    headers = [read_header(path)[0] for path in segments]
+    for path, header in zip(segments, headers, strict=True):
+        require_layout(path, header, layout)
+    return sum(header.num_rows for header in headers if not header.is_demonstration)
 
 
 def _open_dataset(folder: Path, options: DatasetOptions) -> list[RecordedEpisode]:
@@ -214,8 +222,7 @@ async def _describe_episode(
         name: np.concatenate([part[name] for part in described])
         for name in ("features", "proprio", "reference")
     }
-    # the state of the last decision is the end of an episode that was cut off: nothing later is recorded
-    kept = len(starts) if is_success else len(starts) - 1
+    kept = _count_rows(episode, layout.horizon)
     rows = layout.make_empty_rows(kept)
     for name, values in states.items():
         rows[name] = values[:kept]
@@ -229,6 +236,13 @@ async def _describe_episode(
     named = episode.about.get("task")
     task = named if isinstance(named, str) else episode.instruction
     return EpisodeRows(episode_id=number, task=task, rows=rows)
+
+
+def _count_rows(episode: RecordedEpisode, horizon: int) -> int:
+    """Return how many decisions of a recorded episode become rows."""
+    decisions = -(-len(episode.actions) // horizon)
+    # the state of the last decision is the end of an episode that was cut off: nothing later is recorded
+    return decisions - 1 if episode.is_success is False else decisions
 
 
 def _observe(episode: RecordedEpisode, policy: SteeredPolicy, step: int) -> Observation:

@@ -56,7 +56,8 @@ def require_same_sources(config: LearningConfig, run: RunDirectory) -> None:
 
 
 def check_sources(config: LearningConfig, team: Team) -> None:
-    """Look at the folders that a new run imports episodes from. Blocks.
+    """Look at the folders that a new run imports episodes from, and print if one has more rows than the buffer.
+    Blocks.
 
     Raises: ConfigError, DataError if one is missing, cannot be read, or has rows of another policy.
     """
@@ -70,8 +71,16 @@ def check_sources(config: LearningConfig, team: Team) -> None:
     _, policy, settings = require_head(config, team)
     replay = settings.replay
     for folder in (replay.source, replay.demonstrations):
-        if folder is not None:
-            check_source(Path(folder), RunReplay(policy.layout, replay).layout, replay.data)
+        if folder is None:
+            continue
+        found = check_source(Path(folder), RunReplay(policy.layout, replay).layout, replay.data)
+        # demonstrations stay whatever the capacity is
+        if folder == replay.source and found > replay.capacity:
+            print(
+                f"{folder} has {found} rows, those of other tasks included, and replay.capacity is "
+                f"{replay.capacity}: the oldest ones beyond it would be dropped",
+                flush=True,
+            )
 
 
 @contextmanager
