@@ -4,22 +4,28 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from vla_rl.cli import dry_run
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.recipes.grpo_planner import (
     GrpoPlannerConfig,
     list_requests,
     main,
     make_team,
+    one_env_of_each_scene,
     training_starts,
     validation_starts,
 )
 from vla_rl.reporting import read_metrics
+from vla_rl.types import EnvSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m vla_rl\.recipes\.grpo_planner(.*?)#", PAGE, re.MULTILINE)
@@ -131,6 +137,28 @@ def test_who_learns_is_chosen_and_the_shipped_policies_make_the_team() -> None:
         team = make_team(parsed("--learns", learns, "--assets", "stand-ins").config)
         assert team.learning == wanted
         assert list(team.members) == ["planner", "robot"]
+
+
+async def test_a_dry_run_opens_one_simulator_for_the_scene_that_all_requests_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[EnvSpec] = []
+
+    async def note(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
+        opened.extend(envs)
+
+    monkeypatch.setattr(dry_run, "open_each", note)
+    words = ("--dry-run", "--assets", "stand-ins", "--run.device", "cpu")
+    assert await main(parsed(*words, "--run.root", str(tmp_path))) == 0
+    (env,) = opened
+    assert env == training_starts(parsed("--assets", "stand-ins").config)[0].env
+
+
+def test_requests_of_two_scenes_have_two_simulators_to_open() -> None:
+    starts = training_starts(parsed("--num-requests", "3").config)
+    kwargs = {**starts[2].env.kwargs, "task_id": 5}
+    other = replace(starts[2], env=replace(starts[2].env, kwargs=kwargs))
+    assert one_env_of_each_scene([*starts, other]) == [starts[0].env, other.env]
 
 
 @pytest.mark.slow

@@ -316,8 +316,11 @@ async def rehearse_training(
     evaluator: HeldOutEvaluator | None = None,
     resume: Path | None = None,
     resume_from: str | None = None,
+    opened: Sequence[EnvSpec] | None = None,
 ) -> None:
     """Read everything that `train` would read.
+
+    Args: as of `train`; `opened`, environments to open once instead of each of the starts'.
 
     Raises: what `train` would raise before its first update.
     """
@@ -345,7 +348,7 @@ async def rehearse_training(
     # A recipe with a pool of its own has opened it before; its ids say nothing to the built-in pools.
     if type(config).make_own_pool is LearningConfig.make_own_pool:
         simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
-        await open_each(envs, simulators)
+        await open_each(envs if opened is None else opened, simulators)
 
 
 async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:

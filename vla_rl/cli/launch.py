@@ -26,7 +26,7 @@ from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout import TaskStart
 from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
 from vla_rl.run.terminal import explain, lasting_output
-from vla_rl.types import Agent
+from vla_rl.types import Agent, EnvSpec
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Trainable
@@ -131,13 +131,15 @@ async def launch(
     about: Mapping[str, str] | None = None,
     evaluator: HeldOutEvaluator | None = None,
     agent: Agent | None = None,
+    rehearsed_envs: Sequence[EnvSpec] | None = None,
 ) -> int:
     """Plan, draw or train with a recipe's starts and policy, as the command line says; return the
     exit status.
 
     The status is 0, or 128 plus the number of the signal that stopped the run in order. `about`
     goes into the run's `about.json`: facts about its environments that the configuration lacks.
-    `evaluator` as in `train`; `agent` defaults to that of `default_agent`.
+    `evaluator` as in `train`; `agent` defaults to that of `default_agent`. `rehearsed_envs` are the
+    environments that a dry run opens, if those of the starts share simulators; None: each of the starts'.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.run.offline import learns_offline
@@ -155,7 +157,9 @@ async def launch(
     # an earlier run has shown that its episodes are short enough
     _require_room(config, footprint.num_chunks if wanted.resume is None else 1)
     if wanted.dry_run:
-        await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, evaluator)
+        await _plan_and_rehearse(
+            config, wanted, starts, model, footprint, agent, evaluator, rehearsed_envs
+        )
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
@@ -238,6 +242,7 @@ async def _plan_and_rehearse(
     footprint: EpisodeFootprint,
     agent: Agent | None,
     evaluator: HeldOutEvaluator | None,
+    opened: Sequence[EnvSpec] | None,
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
@@ -291,6 +296,7 @@ async def _plan_and_rehearse(
         evaluator=evaluator,
         resume=wanted.resume,
         resume_from=wanted.resume_from,
+        opened=opened,
     )
     if wanted.resume is None:
         await asyncio.to_thread(check_sources, config, team)

@@ -211,6 +211,19 @@ def validation_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
     return make_starts(config, requests, range(NUM_STARTS, NUM_STARTS + 10))
 
 
+def one_env_of_each_scene(starts: Sequence[TaskStart]) -> list[EnvSpec]:
+    """Return an environment of each scene that the requests are asked in: it opens for all of them or for none."""
+    scenes: dict[bytes, EnvSpec] = {}
+    for start in starts:
+        kwargs = {
+            name: value
+            for name, value in start.env.kwargs.items()
+            if name not in Request.__struct_fields__
+        }
+        scenes.setdefault(msgspec.json.encode(kwargs, order="deterministic"), start.env)
+    return list(scenes.values())
+
+
 def make_validation(config: GrpoPlannerConfig) -> Validation | None:
     """Return the validation of the run; None if `num_validation` is 0."""
     if config.num_validation == 0:
@@ -261,6 +274,7 @@ async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
         ),
         evaluator=make_validation(config),
         agent=partial(planner_agent, planner=config.planner),
+        rehearsed_envs=one_env_of_each_scene([*starts, *validation_starts(config)]),
     )
 
 
