@@ -92,7 +92,7 @@ def prepare_policy(folder: Path) -> Path:
 async def evaluate_task(policy: Path, task: int) -> dict[str, Any]:
     """Return the outcomes of a task's starts, 1 for a success: alone, and by the task that came before."""
     from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-    from vla_rl.models.loading import CheckpointFormat, load_openvla
+    from vla_rl.models.loading import CheckpointFormat, load_policy
 
     scene = LiberoScene(image_size=84, quality="fast", physics="fast")
     alone = scene.make_env_spec(SUITE, task)
@@ -103,7 +103,7 @@ async def evaluate_task(policy: Path, task: int) -> dict[str, Any]:
         DeviceLane(1) as lane,
         SimulatorPool(runtime, SimulatorConfig(num_envs=2), specs=[alone]) as pool,
         TorchActionEngine(
-            load_openvla(str(policy), CheckpointFormat(), "cpu"), lane, EngineConfig()
+            load_policy(str(policy), CheckpointFormat(), "cpu"), lane, EngineConfig()
         ) as engine,
     ):
 

@@ -15,7 +15,10 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.flow.policy import FlowPolicy
+from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
+from vla_rl.models.flow.small_folder import create_small_flow
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny, unit_bounds
 from vla_rl.models.prismatic.config import LIBERO_PROPRIO
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.pipelines.registry import with_pipeline
@@ -146,11 +149,32 @@ def test_a_policy_whose_state_is_not_that_of_a_car_is_refused(tmp_path: Path) ->
         load_driver(str(tmp_path / "arm"), FORMAT, "cpu", "profiles", None)
 
 
+def test_a_policy_of_another_family_drives_if_it_gives_plans_of_a_cars_state(
+    tmp_path: Path,
+) -> None:
+    flow = SmallFlowConfig(
+        actions=unit_bounds(3),
+        state=StateConfig(mean=(0.0,) * 10, std=(1.0,) * 10),
+        cameras=("image",),
+        image_size=32,
+        horizon=8,
+        width=32,
+        expert_width=24,
+    )
+    for name, config in (("car", flow), ("short", msgspec.structs.replace(flow, horizon=4))):
+        create_small_flow(config, seed=0).save(tmp_path / name)
+    policy = load_driver(str(tmp_path / "car"), FORMAT, "cpu", "moves", None)
+    assert isinstance(policy, FlowPolicy)
+    with pytest.raises(ConfigError, match="chunks of 4 rows of 3 numbers, expected 8 rows of 3"):
+        load_driver(str(tmp_path / "short"), FORMAT, "cpu", "moves", None)
+
+
 async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Path) -> None:
     base = tmp_path / "base"
     trained = SftDrivingConfig(scenes=1, updates=1, batch=1, bins=8, out=str(base))
     assert await sft_driving.main(Command(launch=Launch(), config=trained)) == 0
     policy = load_driver(str(base), FORMAT, "cpu", "along_route", ROUTE_POINTS)
+    assert isinstance(policy, OpenVlaOft)
     first = policy.config.llm.vocab_size - 8
     values = policy.decode(np.repeat(np.arange(first, first + 8)[:, None], 24, 1))
     assert len(np.unique(values)) == 7

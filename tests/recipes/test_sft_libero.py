@@ -32,10 +32,11 @@ from vla_rl.models.loading import (
 )
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import CONVENTIONS, ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.models.openvla_oft.fine_tuning import tiny_policy
 from vla_rl.models.prismatic.config import TINY_TOKENIZER, ProprioConfig, TrainingImages
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.run.imitation import Samples, augmented_batches, tiny_policy
+from vla_rl.run.imitation import Samples, augmented_batches
 
 FAST = ImitationConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2), micro_batch=8)
 

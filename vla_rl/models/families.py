@@ -54,6 +54,9 @@ class PolicyFamily:
     config_types: frozenset[str] = field(default_factory=frozenset)
     """Values of `type` or `model_type` in `config.json` that mean this family."""
 
+    fine_tuned_by: str | None = None
+    """Recipe that fine-tunes its folders on demonstrations, such as sft_flow; None: none does."""
+
     def load_policy(
         self, folder: Path, format: CheckpointFormat, device: "torch.device"
     ) -> "RobotPolicy":
@@ -117,6 +120,7 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "vla_rl.models.flow.adapted_folder:load_adapted_flow",
         reads=PI_OPTIONS,
         config_types=frozenset({"vla_rl_flow", "pi0", "pi05", "smolvla"}),
+        fine_tuned_by="sft_flow",
     ),
     PolicyFamily(
         "small_flow",
@@ -126,6 +130,7 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "vla_rl.models.flow.small_folder:load_small_family",
         reads=CHAIN_OPTIONS,
         config_types=frozenset({"vla_rl_flow"}),
+        fine_tuned_by="sft_flow",
     ),
     PolicyFamily(
         "pi0",
@@ -133,6 +138,7 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "vla_rl.models.flow.loading:load_pi_policy",
         reads=PI_OPTIONS,
         config_types=frozenset({"pi0"}),
+        fine_tuned_by="sft_flow",
     ),
     PolicyFamily(
         "pi05",
@@ -140,6 +146,7 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "vla_rl.models.flow.loading:load_pi_policy",
         reads=PI_OPTIONS,
         config_types=frozenset({"pi05"}),
+        fine_tuned_by="sft_flow",
     ),
     PolicyFamily(
         "smolvla",
@@ -147,6 +154,7 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         "vla_rl.models.flow.loading:load_smolvla_policy",
         reads=SMOLVLA_OPTIONS,
         config_types=frozenset({"smolvla"}),
+        fine_tuned_by="sft_flow",
     ),
     PolicyFamily(
         "steered",

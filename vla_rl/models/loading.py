@@ -209,10 +209,7 @@ def load_openvla(
     Raises: ConfigError if the device does not exist, the family is another one, wrong or has to be
     given; CheckpointError naming what is missing, unknown or damaged.
     """
-    if (other := _find_family(checkpoint)) is not None:
-        raise ConfigError(
-            f"{checkpoint} is a policy of the family {other.name}, expected OpenVLA or OpenVLA-OFT here"
-        )
+    require_openvla(checkpoint)
     # torch, timm and transformers take seconds to import
     from vla_rl.models.openvla import OpenVla
     from vla_rl.models.prismatic.folder import open_folder
@@ -238,6 +235,16 @@ def load_openvla(
     return openvla_oft.ContinuousOpenVlaOft.load(
         checkpoint, config, new_parts=new_parts, seed=seed, device=chosen
     )
+
+
+def require_openvla(checkpoint: "str | Path | PublicFolder") -> None:
+    """Raise ConfigError for a policy of another family than OpenVLA's, before its files are read as theirs."""
+    other = _find_family(checkpoint)
+    if other is not None:
+        advice = f"; {other.fine_tuned_by} fine-tunes it" if other.fine_tuned_by else ""
+        raise ConfigError(
+            f"{checkpoint} is a policy of the family {other.name}, expected OpenVLA or OpenVLA-OFT here{advice}"
+        )
 
 
 def choose_device(asked: Device) -> "torch.device":

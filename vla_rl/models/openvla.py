@@ -173,6 +173,9 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     public checkpoint).
     """
 
+    vllm_form = "vla_rl.models.vllm.served_prismatic:serve_prismatic"
+    """Function that returns the form that vLLM engines serve."""
+
     def __init__(
         self,
         config: OpenVlaConfig,

@@ -10,13 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+import msgspec
+
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS, STATE_SIZE
-from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
 from vla_rl.envs.driving.scores import Version
 from vla_rl.envs.driving.scores.pdm import parse_reward
 from vla_rl.errors import ConfigError
@@ -27,16 +29,17 @@ from vla_rl.evaluation.held_out import ContactSheetWriter, HeldOutEvaluator
 from vla_rl.evaluation.held_out_schedule import HeldOutDecoding
 from vla_rl.evaluation.records import SCORES
 from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.models.families import find_family
 from vla_rl.models.loading import (
     CheckpointFormat,
     Device,
     compute_digest_as_read,
-    load_openvla,
+    load_policy,
 )
-from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.models.shipped import ASSETS
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.recipes.trainable_policy import require_trainable
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import (
     EnvSpec,
@@ -49,10 +52,13 @@ from vla_rl.types import (
 )
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
+
+PLAN_WIDTH: Final = 3
+"""Numbers of a plan's row."""
 
 ROWS_BY_STATISTICS: Final[Mapping[str, PlanAction]] = {
     "default": "moves",
@@ -161,7 +167,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     waypoint, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
-    """Folder of the OpenVLA-OFT checkpoint to start from."""
+    """Folder of the checkpoint to start from, of any family with a likelihood: OpenVLA-OFT, or a flow policy."""
 
     held_out: HeldOutScenesConfig = HeldOutScenesConfig()
 
@@ -289,28 +295,43 @@ def load_driver(
     device: Device,
     action: PlanAction,
     route_points: int | None,
-) -> "VlaPolicy":
-    """Load a driving policy.
+) -> "RobotPolicy":
+    """Load a driving policy, of any family.
 
     Args:
         route_points: points of the route that the state has too; None if no route is known.
 
-    Raises: as `load_openvla`; ConfigError if it was trained with rows that mean something else, or
-    reads another number of route points.
+    Raises: as `load_policy`; ConfigError if it gives no plan, was trained with rows that mean
+    something else, or reads another number of route points.
     """
-    model = load_openvla(checkpoint, format, device)
+    if format.cameras == FORMAT.cameras and names_cameras(checkpoint):
+        format = msgspec.structs.replace(format, cameras=None)
+    model = load_policy(checkpoint, format, device)
+    config = model.config
     # a policy that reads another state would take its first numbers for something else, and drive
     # somehow
-    reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
-    if reads is not None:
-        refuse_other_route(checkpoint, len(reads.low), route_points)
-    trained_rows = ROWS_BY_STATISTICS.get(model.config.norm_key, action)
+    if config.state_size is not None:
+        refuse_other_route(checkpoint, config.state_size, route_points)
+    if config.action_dim != PLAN_WIDTH or config.chunk_size < NUM_WAYPOINTS:
+        raise ConfigError(
+            f"the policy in {checkpoint} gives chunks of {config.chunk_size} rows of {config.action_dim} numbers, "
+            f"expected {NUM_WAYPOINTS} rows of {PLAN_WIDTH}, which are a plan; give another --policy"
+        )
+    # families whose statistics have a name
+    trained_rows = ROWS_BY_STATISTICS.get(getattr(config, "norm_key", None) or "", action)
     if trained_rows != action:
         raise ConfigError(
             f"action is {action!r}, but the policy in {checkpoint} was trained with {trained_rows!r}: its numbers "
             f"would be read as another trajectory; set --action {trained_rows}, or give another --policy"
         )
     return model
+
+
+def names_cameras(checkpoint: str) -> bool:
+    """Return whether a folder's family keeps the names of its cameras in the folder, as all but OpenVLA's do."""
+    from vla_rl.models.tensor_reading import locate
+
+    return find_family(locate(checkpoint)) is not None
 
 
 def refuse_other_route(checkpoint: str, state_size: int, route_points: int | None) -> None:
@@ -358,6 +379,7 @@ async def train_driver(
         seen["action"],
         seen.get("route_points"),  # NavSim's scenes have none
     )
+    require_trainable(model, policy, config.learner)
     print(f"starting from the policy in {policy}; {model.describe()}", flush=True)
     return await launch(
         command,

@@ -55,7 +55,7 @@ class EvalBench2DriveConfig(DecodingConfig, frozen=True, kw_only=True):
     """The policy that is served, or the results that the table is made of."""
 
     policy: str | None = None
-    """Folder or hub id of the OpenVLA-OFT checkpoint that drives; or give `results`."""
+    """Folder or hub id of the policy that drives, of any family; or give `results`."""
 
     results: tuple[str, ...] = ()
     """The leaderboard's results, .json files of --checkpoint, instead of a policy."""

@@ -48,7 +48,7 @@ from vla_rl.util.atomic_files import replace_file
 
 if TYPE_CHECKING:
     from vla_rl.envs.driving.scores.geometry import Floats
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 class EvalNavsimConfig(DecodingConfig, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class EvalNavsimConfig(DecodingConfig, frozen=True, kw_only=True):
     """Folder of scenes that export_scenes.py wrote."""
 
     policy: str | None = None
-    """Folder or hub id of the OpenVLA-OFT checkpoint that plans; or give `plans`."""
+    """Folder or hub id of the policy that plans, of any family; or give `plans`."""
 
     plans: str | None = None
     """File of trajectories, .npz with the arrays tokens [N], waypoints [N, 8, 3] and interval_s
@@ -155,7 +155,7 @@ def graded_table(
     return make_navsim_table(graded, config.version, read_two_stages(Path(config.scenes)))
 
 
-def _load(config: EvalNavsimConfig) -> "VlaPolicy":
+def _load(config: EvalNavsimConfig) -> "RobotPolicy":
     assert config.policy is not None
     model = load_driver(config.policy, config, config.device, config.action, None)
     config.require_means(model)

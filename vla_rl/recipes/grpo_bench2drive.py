@@ -74,7 +74,7 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
-    """Folder of the OpenVLA-OFT checkpoint to start from."""
+    """Folder of the checkpoint to start from, of any family with a likelihood: OpenVLA-OFT, or a flow policy."""
 
     simulators: SimulatorConfig = SimulatorConfig(
         reset_timeout_s=START_S + 60, step_timeout_s=300.0, learned_timeout_factor=None

@@ -43,13 +43,13 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import check_starts, libero_episode, require_for_libero
-from vla_rl.models.loading import CheckpointConfig, load_openvla
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.shipped import SHIPPED
 from vla_rl.types import Config, PositiveInt, Sampling, Trajectory
 from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 _WAYS: Final = {"exact": "physics=exact,quality=exact", "fast": "physics=fast,quality=fast"}
@@ -226,14 +226,14 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
     return msgspec.structs.replace(trace, entries=entries)
 
 
-def _load_checkpoint(config: ParityConfig) -> "VlaPolicy":
+def _load_checkpoint(config: ParityConfig) -> "RobotPolicy":
     folder = resolve_checkpoint(config.checkpoint, config.assets)
-    policy = load_openvla(folder, config, config.device)
+    policy = load_policy(folder, config, config.device)
     require_for_libero(policy, folder)
     return policy
 
 
-async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
+async def _record_trace(config: ParityConfig, policy: "RobotPolicy", way: Way, side: str) -> Trace:
     # imports torch, which `--help` must not wait for
     from vla_rl.evaluation.parity.recording import record_trace
 

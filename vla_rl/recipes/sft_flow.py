@@ -197,7 +197,6 @@ def starting_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) 
 
 
 def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
-    from vla_rl.models.families import find_family
     from vla_rl.models.flow.new_statistics import copy_with_statistics
     from vla_rl.models.flow.policy import FlowPolicy
     from vla_rl.models.tensor_reading import locate
@@ -205,7 +204,7 @@ def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPo
     assert config.checkpoint is not None
     # before a copy is made: what is said of a folder names the one that the user named
     folder = locate(config.checkpoint)
-    find_family(folder)
+    require_flow(folder)
     if config.statistics == "policy":
         _check_robot(folder, config.norm_key, episodes)
         policy = load_policy(config.checkpoint, config, config.device)
@@ -220,12 +219,24 @@ def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPo
             raise CheckpointError(f"{folder} with the demonstrations' statistics: {said}") from None
         finally:
             room.remove_folder()
-    if not isinstance(policy, FlowPolicy):
-        raise ConfigError(
-            f"{config.checkpoint} is a {type(policy).__name__}, expected a flow policy; "
-            "vla_rl.recipes.sft_libero fine-tunes the others"
-        )
+    assert isinstance(policy, FlowPolicy)
     return policy
+
+
+def require_flow(folder: Path) -> None:
+    """Raise ConfigError for a policy of another family than the flows, before it is read as one of theirs."""
+    from vla_rl.models.families import find_family
+    from vla_rl.models.tensor_reading import holds_weights
+
+    family = find_family(folder)
+    if family is None and holds_weights(folder):
+        raise ConfigError(
+            f"{folder} is a policy of OpenVLA's families, expected a flow policy; sft_libero fine-tunes it"
+        )
+    if family is not None and family.fine_tuned_by != "sft_flow":
+        raise ConfigError(
+            f"{folder} is a policy of the family {family.name}, expected a flow policy"
+        )
 
 
 def _check_robot(folder: Path, asset: str | None, episodes: Sequence[RecordedEpisode]) -> None:

@@ -39,6 +39,7 @@ from vla_rl.models.loading import (
     choose_device,
     load_openvla,
     require_new_folder,
+    require_openvla,
 )
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.run.fine_tuning import (
@@ -166,13 +167,16 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
     """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
-    from vla_rl.run.imitation import tiny_policy, with_statistics
+    from vla_rl.models.openvla_oft.fine_tuning import tiny_policy, with_statistics
 
     found = compute_statistics(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
-        policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
+        policy: VlaPolicy = tiny_policy(
+            config.tiny_head, found, seed=derive_seed(config.seed, "policy")
+        )
         policy.network.to(choose_device(config.device))
     else:
+        require_openvla(config.checkpoint)
         folder = config.open_checkpoint(config.checkpoint)
         if found is not None:
             # under a name of their own, so that the checkpoint still acts in the robots that it was

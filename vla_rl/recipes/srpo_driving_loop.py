@@ -84,7 +84,7 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
     shipped policy reads ten."""
 
     policy: str = str(ROUTE_BASE)
-    """Folder of the OpenVLA-OFT checkpoint to start from."""
+    """Folder of the checkpoint to start from, of any family with a likelihood: OpenVLA-OFT, or a flow policy."""
 
     held_out: HeldOutScenesConfig = HeldOutScenesConfig(scenes=500, by_mean=True)
     """Held-out drives, over all layouts in turn. The mean of 500 has a 95 % interval of 2 points."""

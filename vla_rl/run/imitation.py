@@ -1,8 +1,7 @@
 """Connect a data set to an imitator: samples on demand, augmentation, statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -11,25 +10,11 @@ import torch
 from vla_rl.datasets import RecordedEpisode
 from vla_rl.errors import DataError
 from vla_rl.learner.imitation import Demonstration
+from vla_rl.models.families import require_method
 from vla_rl.models.images import AugmentationConfig
-from vla_rl.models.images.pipeline import training_pipeline
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.models.openvla_oft.checkpoint import EPSILON
-from vla_rl.models.prismatic.config import OpenVlaConfig, ProprioConfig
-from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor, read_tokenizer
-from vla_rl.models.prismatic.public_config import Extension
-from vla_rl.models.prismatic.statistics import (
-    STATISTICS_FILE,
-    Statistics,
-    get_action_bounds,
-    get_gripper,
-    get_proprio,
-)
 from vla_rl.types import Observation
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
     from vla_rl.models.robot_policy import RobotPolicy
 
 
@@ -141,22 +126,22 @@ def _state_key(policy: "RobotPolicy") -> str:
 
 
 def augmented_batches(
-    policy: "VlaPolicy", config: AugmentationConfig, generator: torch.Generator
-) -> Callable[[Sequence[Observation]], PrismaticBatch]:
+    policy: Any, config: AugmentationConfig, generator: torch.Generator
+) -> Callable[[Sequence[Observation]], Any]:
     """Return a `policy.prepare` that augments frames.
 
     Call it in one thread, because all batches draw from `generator`.
+
+    Raises: ConfigError if the policy's family has no augmentation (`augmented_preparation`).
     """
-    pipeline = training_pipeline(policy.config.images, config, generator)
-    tokenizer = read_tokenizer(policy.config)
-    processor = PrismaticProcessor(policy.config, tokenizer, _proprio_config(policy), pipeline)
-    device = next(policy.network.parameters()).device
-    return lambda observations: processor.prepare(observations, device)
+    augment = require_method(policy, "augmented_preparation", "augment")
+    prepare: Callable[[Sequence[Observation]], Any] = augment(config, generator)
+    return prepare
 
 
 def seeded_batches(
-    policy: "VlaPolicy", settings: Mapping[str, Any]
-) -> Callable[[Sequence[Observation], int], PrismaticBatch]:
+    policy: Any, settings: Mapping[str, Any]
+) -> Callable[[Sequence[Observation], int], Any]:
     """Return a function that prepares observations as `augmented_batches`, drawing from a seed.
 
     Args:
@@ -167,62 +152,10 @@ def seeded_batches(
     config = msgspec.convert(dict(settings), AugmentationConfig)
     prepare = augmented_batches(policy, config, generator)
 
-    def seeded(observations: Sequence[Observation], seed: int) -> PrismaticBatch:
+    def seeded(observations: Sequence[Observation], seed: int) -> Any:
         # a seed for each batch: a resumed run augments the samples that are left as the first one
         # would have
         generator.manual_seed(seed)
         return prepare(observations)
 
     return seeded
-
-
-def tiny_policy(
-    head: Literal["tokens", "l1", "diffusion"], statistics: Mapping[str, Any] | None, seed: int
-) -> "VlaPolicy":
-    """Create a small OpenVLA-OFT with random weights.
-
-    `statistics` as of `compute_statistics`, None for a range of -1 to 1.
-    """
-    config = tiny(head=head)
-    if statistics is not None:
-        found = msgspec.convert(dict(statistics), Statistics)
-        config = msgspec.structs.replace(
-            config,
-            action_bounds=get_action_bounds(
-                found, "bounds_q99", gripper=get_gripper(found, Extension()), epsilon=EPSILON
-            ),
-            proprio=get_proprio(found, "bounds_q99", "state", "zero"),
-        )
-    return (
-        OpenVlaOft.create(config, seed)
-        if head == "tokens"
-        else ContinuousOpenVlaOft.create(config, seed)
-    )
-
-
-def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: str) -> PublicFolder:
-    """Return a checkpoint folder with added action statistics.
-
-    A policy loaded from it uses and saves them.
-
-    Args:
-        folder: the checkpoint's folder.
-        statistics: statistics as `compute_statistics` returns them.
-        key: their name in `dataset_statistics.json`, beside the old ones.
-    """
-    named = {**msgspec.json.decode(folder.files.get(STATISTICS_FILE, b"{}")), key: dict(statistics)}
-    files = {
-        **folder.files,
-        STATISTICS_FILE: msgspec.json.format(msgspec.json.encode(named), indent=2),
-    }
-    found = msgspec.convert(dict(statistics), Statistics)
-    extension = msgspec.structs.replace(
-        folder.extension, norm_key=key, gripper=get_gripper(found, Extension()), epsilon=EPSILON
-    )
-    return replace(
-        folder, files=files, extension=extension, statistics=folder.statistics.with_set(key, found)
-    )
-
-
-def _proprio_config(policy: "VlaPolicy") -> ProprioConfig | None:
-    return None if isinstance(policy.config, OpenVlaConfig) else policy.config.proprio

@@ -1,5 +1,7 @@
 """What policies look like to an engine, and which cannot be served."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -92,6 +94,18 @@ def test_policies_that_no_engine_computes_as_the_learner_does_are_refused() -> N
     llm = msgspec.structs.replace(shape.llm, rope_inv_freq_dtype="bfloat16")
     with pytest.raises(ConfigError, match="rope_inv_freq_dtype"):
         serve(OpenVlaOft.create(msgspec.structs.replace(shape, llm=llm), seed=0))
+
+
+def test_a_family_of_ones_own_is_served_by_the_function_that_it_names(import_folder: Path) -> None:
+    (import_folder / "own_form.py").write_text(
+        "def serve_own(policy, max_context, max_images):\n    return policy, max_context, max_images\n"
+    )
+
+    class Own:
+        vllm_form = "own_form:serve_own"
+
+    policy = Own()
+    assert serve(policy, max_context=64) == (policy, 64, 1)
 
 
 async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_before_a_process_starts() -> (

@@ -11,7 +11,9 @@ import pytest
 import torch
 from libero_bounds import LIBERO_BOUNDS
 from PIL import Image
+from small_flow import run_episodes, tiny_policy
 
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import DataError
 from vla_rl.evaluation.parity import Trace, TraceEntry, compare, read_trace, write_trace
 from vla_rl.evaluation.parity.comparison import find_hint
@@ -184,6 +186,22 @@ def test_a_loop_equals_itself(ours: Trace) -> None:
     assert comparison.num_decisions == 2
     assert comparison.compared["camera"] == 2
     assert comparison.compared["success"] == 1
+
+
+async def test_a_policy_that_tells_nothing_of_its_stages_records_what_the_simulator_gave_and_got() -> (
+    None
+):
+    policy = tiny_policy(noise_level=0.3)
+    async with DeviceLane(num_threads=1) as lane:
+        trajectory, *_ = await run_episodes(policy, lane)
+    flow = record_trace(trajectory, policy, "flow")
+    assert {entry.boundary for entry in flow.entries} == {
+        *("instruction", "camera", "orientation", "state", "tokens", "executed_action", "success")
+    }
+    comparison = compare(flow, theirs(flow, executed_action=lambda actions: actions + 1.0))
+    assert comparison.difference is not None
+    assert comparison.difference.boundary.name == "executed_action"
+    assert comparison.compared["camera"] == 2
 
 
 def test_a_flipped_image_is_found_at_the_orientation(ours: Trace) -> None:

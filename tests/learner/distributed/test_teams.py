@@ -40,7 +40,8 @@ from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.language.policy import chat_demonstration
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.run.imitation import augmented_batches, seeded_batches, tiny_policy
+from vla_rl.models.openvla_oft.fine_tuning import tiny_policy
+from vla_rl.run.imitation import augmented_batches, seeded_batches
 from vla_rl.run.supervised import opened_imitator
 from vla_rl.types import Message, Trajectory
 

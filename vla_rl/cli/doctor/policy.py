@@ -5,13 +5,12 @@ and statistics that are those of its robot.
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.cli.doctor.machine import CheckResult, Machine
 from vla_rl.errors import ConfigError, VlaRlError
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
     from vla_rl.models.prismatic.folder import PublicFolder
 
 UNTRAINED_SHARE: Final = 0.85
@@ -104,12 +103,12 @@ def _trained_for_numbers(folder: "PublicFolder", machine: Machine) -> Iterable[C
 
 
 def _asked_for_actions(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
-    from vla_rl.models.loading import load_openvla
+    from vla_rl.models.loading import load_policy
     from vla_rl.models.prismatic.conventions import CheckpointFormat
 
     format = CheckpointFormat(policy_family=machine.policy_family, norm_key=machine.norm_key)
     try:
-        policy = load_openvla(folder, format, "cpu")
+        policy = load_policy(folder, format, "cpu")
     except VlaRlError as error:
         yield _unreadable(str(folder.path), error)
         return
@@ -125,8 +124,8 @@ def _asked_for_actions(folder: "PublicFolder", machine: Machine) -> Iterable[Che
         )
 
 
-def entropy_share(policy: "VlaPolicy") -> float:
-    """Return the mean entropy of a policy's action tokens on images of noise, as a share of a
+def entropy_share(policy: Any) -> float:
+    """Return the mean entropy of action tokens, of a policy that has them, on images of noise, as a share of a
     uniform choice's.
     """
     import numpy as np

@@ -67,6 +67,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     reads_images: ClassVar[bool] = False
     """Whether its checkpoints have a vision tower."""
 
+    vllm_form: ClassVar[str] = "vla_rl.models.vllm.served_language:serve_language"
+    """Function that returns the form that vLLM engines serve."""
+
     def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
         self._network, self._tokenizer, self._files = network.eval(), tokenizer, dict(files)
         self._text_config = network.config.get_text_config()

@@ -114,6 +114,9 @@ class OpenVlaOft(OftPolicy):
     has_token_means = True
     """Whether `Sampling.by_mean` takes the means of its tokens."""
 
+    vllm_form = "vla_rl.models.vllm.served_prismatic:serve_prismatic"
+    """Function that returns the form that vLLM engines serve."""
+
     def __init__(
         self,
         config: OpenVlaOftConfig,

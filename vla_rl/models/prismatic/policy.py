@@ -11,7 +11,7 @@ A family adds sampling and scoring (`sample`, `log_probs`), the meaning of its t
 
 import abc
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -25,6 +25,8 @@ from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCa
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.learner.plan import TensorPlan
 from vla_rl.models.blocks import CompiledBlock, compile_blocks, decoder_plan, recompute_in_backward
+from vla_rl.models.images import AugmentationConfig
+from vla_rl.models.images.pipeline import training_pipeline
 from vla_rl.models.prismatic.adapters import build_with_weights, merged_tensors
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -44,7 +46,9 @@ from vla_rl.models.prismatic.public_config import (
     public_name,
     timm_name,
 )
+from vla_rl.models.prismatic.traced import trace_decision
 from vla_rl.models.prismatic.weights import check_names, write_weights
+from vla_rl.models.robot_policy import TracedValue
 from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
@@ -204,6 +208,18 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
         """Prepare one row for each observation, on the network's device."""
         return self._processor.prepare(observations, self._device)
+
+    def augmented_preparation(
+        self, config: AugmentationConfig, generator: torch.Generator
+    ) -> Callable[[Sequence[Observation]], PrismaticBatch]:
+        """Return a `prepare` for training that changes frames at random, by draws from `generator`."""
+        pipeline = training_pipeline(self.config.images, config, generator)
+        processor = PrismaticProcessor(self.config, self._tokenizer, self._proprio, pipeline)
+        return lambda observations: processor.prepare(observations, self._device)
+
+    def trace_decision(self, observation: Observation, tokens: np.ndarray) -> Iterator[TracedValue]:
+        """Yield what is computed on the way from an observation to the tokens that were chosen, [T]."""
+        return trace_decision(self, observation, tokens)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return parameters under their public names; views, not copies."""
