@@ -1,5 +1,6 @@
 """A planner and a robot learn in one run: each from its own decisions, alone or both, resumed, recorded, shown."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from host_cluster import loopback_hosts
 from lamp_world import LAMPS, SKILLS
 from safetensors.torch import load_file
 from small_episodes import SHAPE as ROBOT_SHAPE
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.report import write_report
+from vla_rl.cluster.config import ClusterConfig
 from vla_rl.datasets import read_lerobot
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
@@ -157,6 +160,20 @@ async def test_a_resumed_run_has_the_weights_of_one_that_never_stopped(tmp_path:
     )
     for member in ("planner", "robot"):
         assert are_equal(weights_of(whole.run, member), weights_of(resumed.run, member))
+
+
+async def test_on_another_host_both_learn_what_they_learn_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests.parent}:{tests / 'support'}")
+    local = await run(config_of(tmp_path / "here"), team())
+    async with asyncio.timeout(200), loopback_hosts(tmp_path) as listed:
+        config = config_of(tmp_path / "there", cluster=ClusterConfig(hosts=str(listed)))
+        remote = await run(config, team())
+    for member in ("planner", "robot"):
+        assert are_equal(weights_of(local.run, member), weights_of(remote.run, member))
+    assert read_metrics(remote.run.metrics)[-1]["hosts/far1/episodes"] == 2 * 4
 
 
 async def test_a_recording_has_the_control_steps_with_what_the_planner_said(tmp_path: Path) -> None:
