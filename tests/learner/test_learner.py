@@ -26,6 +26,7 @@ from vla_rl.learner import (
 from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Trajectory
+from vla_rl.util.stalls import count_progress
 
 RunPolicy = Callable[..., Trajectory]
 ADVANTAGES = (1.0, -0.5, 0.25)
@@ -145,6 +146,17 @@ async def test_the_first_update_has_ratio_one_and_agrees_with_the_engine(
     # with ratio 1 the loss is -mean of the advantages, each trajectory counted once: -(1 - 0.5 +
     # 0.25) / 3
     assert metrics["update/loss"] == pytest.approx(-0.25, abs=1e-5)
+
+
+async def test_each_micro_batch_of_a_long_update_is_progress(
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
+) -> None:
+    before = count_progress().get("micro-batches", 0)
+    async with asyncio.timeout(60):
+        await Learner(policy, lane, config(micro_batch=2)).update(
+            batch_of(run_policy, policy), ADVANTAGES
+        )
+    assert count_progress()["micro-batches"] == before + 4  # of 7 rows
 
 
 async def test_the_gradient_is_that_of_the_formula(

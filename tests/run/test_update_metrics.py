@@ -411,3 +411,17 @@ def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(planned: Planned
     assert "Seconds of one update on NVIDIA H100 80GB HBM3, 989 TFLOP/s" in text
     assert re.search(r"simulators +│ +0\.0\d\d", text)
     assert "simulators binds" in text or "simulators bind" in text
+
+
+def test_without_a_gpu_the_passes_of_an_update_are_in_the_memory_of_the_machine(
+    planned: Planned, tmp_path: Path
+) -> None:
+    config, team, estimate = planned
+    terms = estimate.memory.terms
+    out = Console(record=True, width=200)
+    on_cpu = msgspec.structs.replace(config, run=with_run(tmp_path, device="cpu").run)
+    print_plan(on_cpu, FOOTPRINT, *team.num_bytes, console=out, estimate=estimate)
+    found = re.search(r"activations of an update, .+?│ +(\d+\.\d{3})", out.export_text())
+    assert found is not None
+    passes = terms["activations"] + terms["backward of a block"]
+    assert float(found[1]) == pytest.approx(passes / 2**30, abs=1e-3)

@@ -109,6 +109,9 @@ def print_plan(
         *weight_copies(config, weight_bytes),
         *(MemoryItem(name, num_bytes) for name, num_bytes in others.items()),
     ]
+    if estimate is not None and config.learner.ranks == 1 and _own_gpu(config.run) is None:
+        passes = "activations of an update, at their longest (--learner.micro-batch)"
+        items.append(MemoryItem(passes, estimate.bytes_of_passes))
     runs_locally = not config.cluster.has_hosts or config.cluster.local_rollout
     if isinstance(config, TrainingConfig) and runs_locally:
         items += simulator_items(config.simulators, footprint)
@@ -230,11 +233,14 @@ def _environment_processes(config: LearningConfig, footprint: EpisodeFootprint) 
     return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{conversations}"
 
 
+def _own_gpu(config: RunConfig) -> str | None:
+    gpus = [] if config.device == "cpu" else gpu_memory()
+    return gpus[0].name if gpus else None
+
+
 def _device_name(config: RunConfig) -> str:
-    if config.device == "cpu":
-        return "CPU"
-    gpus = gpu_memory()
-    return gpus[0].name if gpus else "CPU, because there is no GPU"
+    no_gpu = "CPU" if config.device == "cpu" else "CPU, because there is no GPU"
+    return _own_gpu(config) or no_gpu
 
 
 ANSWER_WITHIN_S: Final = 5.0

@@ -20,6 +20,7 @@ from vla_rl.engines.device_lane import DeviceLane, to_host
 from vla_rl.learner.config import MicroBatchSize
 from vla_rl.learner.plan import plan_passes
 from vla_rl.types import Observation
+from vla_rl.util.stalls import note_progress
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -152,6 +153,12 @@ async def compute_passes(
     # the shortest row: an idle pass is computed for nothing but its part in a collective
     idle = lengths.argmin()[None]
 
+    async def make_pass(rank: Any, local: tuple[Observation, ...], each: Pass) -> T:
+        result = await call(rank, local, each)
+        # an update of many rows takes minutes on a small machine, and is no stall
+        note_progress("micro-batches")
+        return result
+
     async def compute(rank: Any, parts: Sequence[Tensor]) -> list[T]:
         indices = [*parts, *[idle] * (least - len(parts))]
         passes = [
@@ -161,7 +168,7 @@ async def compute_passes(
         async with ranks.with_local_images(rank, observations, indices) as local:
             if begin is not None:
                 await begin(rank)
-            found = await in_order(lambda each: call(rank, local, each), passes)
+            found = await in_order(lambda each: make_pass(rank, local, each), passes)
         if end is not None:
             await end(rank)
         return found[: len(parts)]

@@ -51,9 +51,9 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1.5e-5, warmup_steps=2),
         loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
-        # Rows in the order of their groups: the prompt of those that are in one micro-batch is read
-        # once, and a limit of tokens would sort them by length.
-        micro_batch=32,
+        # The replies of one sum, whose prompt is read once. A limit of tokens would sort rows by length, and four
+        # sums at a time would take 23 GB where the calculator makes replies long.
+        micro_batch=8,
         entropy_coef=0.02,
     )
 

@@ -60,6 +60,12 @@ class RunEstimate:
     conversations: "ConversationSizes | None" = None
     """The longest conversations of a language policy."""
 
+    @property
+    def bytes_of_passes(self) -> int:
+        """Return what an update needs besides weights, gradients and optimizer, whatever it computes on."""
+        names = ("activations", "backward of a block", "keys and values", "kept prefixes")
+        return sum(self.memory.terms.get(name, 0) for name in names)
+
 
 def estimate_run(
     config: LearningConfig,
