@@ -74,7 +74,14 @@ PLANNED: Final = {
     **{f"digits/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
     # vLLM's processes cost more CPU seconds here, so that fewer updates fit
     "vllm/0": Planned(("--engine.kind", "vllm", "--run.updates", "40")),
-    "calculator/0": Planned(("--calculator", "--scorer", "exact", "--run.updates", "10"), SFT),
+    # conversations of two turns are five times as long
+    "calculator/0": Planned(
+        (
+            *("--calculator", "--scorer", "exact", "--run.updates", "10"),
+            *("--scheduler.groups-per-update", "8"),
+        ),
+        SFT,
+    ),
 }
 
 
