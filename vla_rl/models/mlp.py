@@ -140,6 +140,9 @@ class MlpPolicy(PolicyModel[Tensor]):
     has_token_means = True
     """Whether `Sampling.by_mean` takes the means of its tokens."""
 
+    frozen_base = "vla_rl.models.steered.bases:MlpBase"
+    """Class of the base that it is under a head."""
+
     def __init__(
         self,
         config: MlpConfig,

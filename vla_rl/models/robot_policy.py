@@ -9,6 +9,7 @@ method that a policy lacks (`families.require_method`):
     augmented_preparation(config, generator)      a `prepare` that changes frames at random, for `sft_libero`
     tensor_plan()                                 layers that ranks share
     vllm_form                                     `module:function` of the form that vLLM engines serve
+    frozen_base                                   `module:Class` of the base that it is under a head
     trace_decision(observation, tokens)           `TracedValue`s, which `parity` compares
 """
 

@@ -1,16 +1,20 @@
 """Heads over every family of bases keep the rules of policies, and score without their base."""
 
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from small_policies import token_policy
-from steered_bases import BASES, KINDS, make_steered
+from steered_bases import BASES, KINDS, MLP, make_steered
 
 from vla_rl.engines import PolicyModel
 from vla_rl.errors import ConfigError
+from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.bases import MlpBase, freeze_base
 from vla_rl.testing import PolicyContract
 from vla_rl.types import Observation, Sampling, with_drawn, with_plan
 
@@ -204,6 +208,20 @@ def test_a_policy_that_cannot_be_a_base_is_named() -> None:
     head = make_steered("mlp")
     with pytest.raises(ConfigError, match="a SteeredPolicy cannot be the frozen base"):
         SteeredPolicy.create(head, config, seed=0)
+
+
+def test_a_family_of_ones_own_is_the_base_that_its_class_names(import_folder: Path) -> None:
+    (import_folder / "own_base.py").write_text(
+        "from vla_rl.models.mlp import MlpPolicy\n"
+        "from vla_rl.models.steered.bases import MlpBase\n"
+        "class OwnBase(MlpBase):\n"
+        "    pass\n"
+        "class Own(MlpPolicy):\n"
+        "    frozen_base = 'own_base:OwnBase'\n"
+    )
+    own = resolve_name("own_base:Own").create(MLP, seed=0)
+    assert type(freeze_base(own)).__name__ == "OwnBase"
+    assert type(freeze_base(MlpPolicy.create(MLP, seed=0))) is MlpBase
 
 
 def test_a_setting_that_the_kind_does_not_read_is_refused() -> None:

@@ -66,6 +66,9 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     follows_plans = True
     """It continues the plan of a moving robot, if an observation has one (`with_plan`)."""
 
+    frozen_base = "vla_rl.models.steered.bases:FlowBase"
+    """Class of the base that it is under a head."""
+
     def __init__(
         self,
         network: Any,

@@ -117,6 +117,9 @@ class OpenVlaOft(OftPolicy):
     vllm_form = "vla_rl.models.vllm.served_prismatic:serve_prismatic"
     """Function that returns the form that vLLM engines serve."""
 
+    frozen_base = "vla_rl.models.steered.bases:OftTokenBase"
+    """Class of the base that it is under a head."""
+
     def __init__(
         self,
         config: OpenVlaOftConfig,
@@ -257,6 +260,11 @@ class ContinuousOpenVlaOft(OftPolicy):
         )
         super().__init__(config, network, tokenizer, origin)
         self._scaler = ActionScaler(config.action_bounds)
+
+    @property
+    def frozen_base(self) -> str | None:
+        """Class of the base that it is under a head; None with the diffusion head."""
+        return "vla_rl.models.steered.bases:L1Base" if self.config.head == "l1" else None
 
     @classmethod
     def load(

@@ -10,7 +10,8 @@ once and moves its chunk in several steps; the small flow's features need one mo
 
 import abc
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from vla_rl.models.flow.network import FlowInputs, Prefix
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.sampler import Draws
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.models.openvla_oft.policy import ContinuousOpenVlaOft, OftPolicy, OpenVlaOft
+from vla_rl.models.openvla_oft.policy import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -46,6 +47,9 @@ class FrozenBase(abc.ABC, Generic[PolicyT, BatchT, ReadT]):
         feature_rows: feature vectors of an observation: 1, or one for each control step.
         source: where it was loaded from; None if it was made in this process.
     """
+
+    has_feature_rows: ClassVar[bool] = False
+    """Whether its features may be one vector for each control step."""
 
     def __init__(self, policy: PolicyT, feature_rows: int, source: BaseSource | None) -> None:
         self.policy, self.feature_rows, self.source = policy, feature_rows, source
@@ -227,6 +231,8 @@ def _pool_rows(hidden: Tensor, feature_rows: int) -> Tensor:
 class OftTokenBase(TokenBase[OpenVlaOft, PrismaticBatch]):
     """OpenVLA-OFT with action tokens."""
 
+    has_feature_rows = True
+
     def __init__(self, policy: OpenVlaOft, feature_rows: int, source: BaseSource | None) -> None:
         config = policy.config
         tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
@@ -274,6 +280,8 @@ class ChunkRead(NamedTuple):
 
 class L1Base(FrozenBase[ContinuousOpenVlaOft, PrismaticBatch, ChunkRead]):
     """OpenVLA-OFT with an L1 head."""
+
+    has_feature_rows = True
 
     def read(self, batch: PrismaticBatch) -> ChunkRead:
         """Compute the trunk once, and the chunk from it."""
@@ -372,27 +380,21 @@ def freeze_base(
     """Freeze a policy and return it as a base.
 
     Args:
-        policy: of a family that is supported.
+        policy: of a family whose class names its `FrozenBase` in `frozen_base`, as `module:Class`.
         has_feature_rows: whether its features are one vector for each control step.
         source: where it was loaded from.
 
     Raises: ConfigError for another family, or for rows of features that it does not have.
     """
-    if has_feature_rows and not isinstance(policy, OftPolicy):
+    path: str | None = getattr(policy, "frozen_base", None)
+    if path is None:
         raise ConfigError(
-            f"features is 'rows', but a {type(policy).__name__} has one vector for each observation; set it "
-            "to mean"
+            f"a {type(policy).__name__} cannot be the frozen base of a head, expected one that decides a whole "
+            "chunk: an MLP, OpenVLA-OFT with tokens or an L1 head, a flow, or a family that names a `frozen_base`"
         )
-    rows = policy.config.chunk_size if has_feature_rows else 1
-    if isinstance(policy, MlpPolicy):
-        return MlpBase(policy, rows, source)
-    if isinstance(policy, OpenVlaOft):
-        return OftTokenBase(policy, rows, source)
-    if isinstance(policy, ContinuousOpenVlaOft) and policy.config.head == "l1":
-        return L1Base(policy, rows, source)
-    if isinstance(policy, FlowPolicy):
-        return FlowBase(policy, rows, source)
-    raise ConfigError(
-        f"a {type(policy).__name__} cannot be the frozen base of a head, expected one that decides a whole "
-        "chunk: an MLP, OpenVLA-OFT with tokens or an L1 head, or a flow policy"
-    )
+    base: type[FrozenBase[Any, Any, Any]] = resolve_name(path)
+    if has_feature_rows and not base.has_feature_rows:
+        raise ConfigError(
+            f"features is 'rows', but a {type(policy).__name__} has one vector for each observation; set it to mean"
+        )
+    return base(policy, policy.config.chunk_size if has_feature_rows else 1, source)
