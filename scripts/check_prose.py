@@ -124,6 +124,7 @@ STANDS_FOR_ITSELF: Final = {
     "pick_and_place": "the manipulation task of that name",
     "Door": "a door of LIBERO's kitchens, as are the next ones",
     "door": "as `Door`",
+    "doors": "as `Door`",
     "open_door": "as `Door`",
     "close_door": "as `Door`",
     "_BELOW_DOOR_TOP_M": "as `Door`",

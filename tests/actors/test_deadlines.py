@@ -11,7 +11,12 @@ from sample_actors import Counter
 
 from vla_rl.actors import Actor, actor_method
 from vla_rl.actors.calls.actor import get_method_table
-from vla_rl.actors.calls.deadlines import CallDeadlines, DeadlineWatch, resolve_deadlines
+from vla_rl.actors.calls.deadlines import (
+    CallDeadlines,
+    DeadlineWatch,
+    resolve_deadlines,
+    resolve_limits,
+)
 from vla_rl.actors.calls.pending import PendingCall, PendingStream
 
 TABLE = get_method_table(Counter)
@@ -161,6 +166,11 @@ def test_the_nearest_deadline_counts() -> None:
 def test_a_deadline_of_no_method_or_of_no_time_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"deadline of \w+ is .* s, expected more than 0 s"):
         deadlines(**wrong)
+
+
+def test_a_limit_of_no_method_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a limit of stop, expected one of \['reset', 'step'\]"):
+        resolve_limits(get_method_table(Sim), {"stop": Limit(1.0)})
 
 
 def call(

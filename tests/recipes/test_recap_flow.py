@@ -21,8 +21,9 @@ from vla_rl.learner.recap_values import fit_values
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.recipes import sft_flow
+from vla_rl.recipes.new_flow_policy import NewPolicyConfig
 from vla_rl.recipes.recap_flow import RecapFlowConfig, main
-from vla_rl.recipes.sft_flow import NewPolicyConfig, SftFlowConfig
+from vla_rl.recipes.sft_flow import SftFlowConfig
 from vla_rl.run.recap import (
     AdvantageLabelConfig,
     label_episodes,

@@ -19,7 +19,8 @@ from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.loading import CheckpointConfig, load_policy
-from vla_rl.recipes.sft_flow import PREFIX, NewPolicyConfig, SftFlowConfig, main
+from vla_rl.recipes.new_flow_policy import NewPolicyConfig
+from vla_rl.recipes.sft_flow import PREFIX, SftFlowConfig, main
 from vla_rl.run.shifted_images import shift_image
 from vla_rl.run.trial import TrialConfig
 

@@ -245,7 +245,7 @@ def test_a_gpu_that_is_smaller_than_the_policy_is_refused_with_the_inequality(si
     with pytest.raises(
         ConfigError, match=r"GPU 0 \(none\) of host 'far' has 0\.0 GiB, expected >="
     ):
-        rollout._engine_hosts(rollout._hosts.hosts()[1])
+        rollout._engines.split(rollout._hosts.hosts()[1])
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,18 @@ def test_episodes_that_add_up_pass() -> None:
     booked().check_conservation(in_flight=4, buffered=2)
 
 
+def test_what_was_counted_since_a_resume_leaves_out_all_before() -> None:
+    before = booked().state()
+    ledger = EpisodeLedger(before)
+    ledger.count_dispatched(5)
+    ledger.count_filtered(3)
+    ledger.count_dropped(1, "stale")
+    ledger.count_dropped(1, "lost")
+    since = ledger.state().since(before)
+    assert (since.dispatched, since.trained, since.filtered) == (5, 0, 3)
+    assert since.dropped == {"stale": 1, "lost": 1}
+
+
 def test_a_lost_episode_is_reported_with_the_whole_table() -> None:
     with pytest.raises(
         ConservationError, match="20 episodes were dispatched, 19 are accounted for"

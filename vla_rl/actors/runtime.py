@@ -12,7 +12,7 @@ import msgspec
 
 from vla_rl.actors.calls.actor import Actor, MethodTable, get_import_path, get_method_table
 from vla_rl.actors.calls.client import ActorClient
-from vla_rl.actors.calls.deadlines import resolve_deadlines
+from vla_rl.actors.calls.deadlines import resolve_deadlines, resolve_limits
 from vla_rl.actors.calls.handles import get_client, get_record, handle_class
 from vla_rl.actors.calls.pending import CallLimit
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
@@ -180,11 +180,8 @@ class Runtime:
         table = get_method_table(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
-        limits_by_index = {
-            table.by_name[method].index: limit for method, limit in (limits or {}).items()
-        }
         deadlines = resolve_deadlines(table, deadline_s, deadlines_s or {})
-        client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
+        client = ActorClient(name, table, mailbox, deadlines, resolve_limits(table, limits or {}))
         target = kind.__qualname__ if isinstance(placement, InLoop) else get_import_path(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind_arguments(args, {})

@@ -86,17 +86,7 @@ def print_plan(
         others: further bytes of this process, by what they are for.
     """
     out = console if console is not None else plain_console()
-    ranks = None
-    if size is not None:
-        # imports torch, which `--help` must not wait for
-        from vla_rl.learner.estimates.rank_memory import rank_memory
-
-        ranks = rank_memory(
-            size,
-            config.learner,
-            has_reference=has_reference(config),
-            critic=config.critic if config.advantage.needs_values else None,
-        )
+    ranks = None if size is None else _estimate_ranks(config, size)
     background = (
         evaluator if evaluator is not None and evaluator.schedule.every is not None else None
     )
@@ -128,6 +118,18 @@ def print_plan(
     if estimate is not None:
         for table in gpu_tables(config, estimate, footprint.num_chunks, footprint.decision_s):
             out.print(table)
+
+
+def _estimate_ranks(config: LearningConfig, size: "PolicySize") -> "RankMemory":
+    # imports torch, which `--help` must not wait for
+    from vla_rl.learner.estimates.rank_memory import rank_memory
+
+    return rank_memory(
+        size,
+        config.learner,
+        has_reference=has_reference(config),
+        critic=config.critic if config.advantage.needs_values else None,
+    )
 
 
 def _process_table(

@@ -29,7 +29,8 @@ from vla_rl.run.terminal import explain, lasting_output
 from vla_rl.types import Agent, EnvSpec
 
 if TYPE_CHECKING:
-    from vla_rl.team.members import Trainable
+    from vla_rl.learner.estimates.rank_memory import PolicySize
+    from vla_rl.team.members import Team, Trainable
 
 
 def run_recipe(
@@ -246,8 +247,6 @@ async def _plan_and_rehearse(
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
-    from vla_rl.learner.estimates.rank_memory import measure_policy
-    from vla_rl.learner.plan import require_tensor_plan
     from vla_rl.run.estimates import concerns_gpus, estimate_run
     from vla_rl.run.offline import learns_offline
     from vla_rl.run.stored_rows import check_sources
@@ -259,11 +258,6 @@ async def _plan_and_rehearse(
         await plan_offline(config, team, resume=wanted.resume, resume_from=wanted.resume_from)
         print("everything that the run would read was found")
         return
-    size = None
-    if config.learner.ranks > 1 and len(team.members) == 1:
-        (member,) = team.members.values()
-        require_tensor_plan(member.model, config.learner)
-        size = measure_policy(member.model, config.learner)
     shown = concerns_gpus(config, team)
     estimate = None
     if shown:
@@ -281,7 +275,7 @@ async def _plan_and_rehearse(
         footprint,
         *team.num_bytes,
         others=others,
-        size=size,
+        size=_measure_for_ranks(config, team),
         evaluator=evaluator,
         estimate=estimate,
         num_local_ranks=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
@@ -301,6 +295,21 @@ async def _plan_and_rehearse(
     if wanted.resume is None:
         await asyncio.to_thread(check_sources, config, team)
     print("everything that the run would read was found")
+
+
+def _measure_for_ranks(config: LearningConfig, team: "Team") -> "PolicySize | None":
+    """Return the numbers of a policy that several ranks train; None if one process does, or several policies learn.
+
+    Raises: ConfigError if ranks cannot share its layers.
+    """
+    from vla_rl.learner.estimates.rank_memory import measure_policy
+    from vla_rl.learner.plan import require_tensor_plan
+
+    if config.learner.ranks == 1 or len(team.members) > 1:
+        return None
+    (member,) = team.members.values()
+    require_tensor_plan(member.model, config.learner)
+    return measure_policy(member.model, config.learner)
 
 
 async def _write_report(run: RunDirectory) -> None:

@@ -27,17 +27,17 @@ import tyro
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics
+from vla_rl.datasets import DatasetOptions, RecordedEpisode
 from vla_rl.datasets.opening import read_image_settings
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
-    choose_device,
     load_policy,
     require_new_folder,
 )
+from vla_rl.recipes.new_flow_policy import NewPolicyConfig, describe_data, make_new_policy
 from vla_rl.run.fine_tuning import (
     TrainingBatches,
     fine_tune,
@@ -46,8 +46,6 @@ from vla_rl.run.fine_tuning import (
 )
 from vla_rl.run.trial import TrialConfig, plan_trial, require_env, run_trial
 from vla_rl.types import (
-    Config,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     ReadIf,
@@ -57,38 +55,8 @@ from vla_rl.util.ownership import OwnedFolder
 
 if TYPE_CHECKING:
     from vla_rl.models.flow.policy import FlowPolicy
-    from vla_rl.models.prismatic.action_tokens import ActionBounds
 
 PREFIX: Final = "vla_rl-tuned-"
-
-MOST_PATCHES = 64
-"""Patches of an image of a new policy, at most, if their size is not set."""
-
-
-class NewPolicyConfig(Config, frozen=True, kw_only=True):
-    """Sizes of a new small flow policy; cameras, image size, state and actions follow from the data."""
-
-    horizon: PositiveInt = 8
-    """Control steps of a chunk; all are executed before the next decision."""
-
-    depth: PositiveInt = 3
-    """Layers that read images and instruction, and as many of the expert."""
-
-    width: PositiveInt = 192
-    """Width of the layers that read; a multiple of 4."""
-
-    expert_width: PositiveInt = 128
-    """Width of the expert; even."""
-
-    patch_size: PositiveInt | None = None
-    """Pixels along a side of a patch: a multiple of 4 that divides the image. None: the smallest with at
-    most 64 patches."""
-
-    num_steps: PositiveInt = 4
-    """Steps from noise to actions, in acting and in later training by reinforcement learning."""
-
-    noise_level: NonNegativeFloat = 0.3
-    """Noise of the one stochastic step, in later training by reinforcement learning."""
 
 
 class SftFlowConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -185,7 +153,11 @@ def starting_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) 
     from vla_rl.models.flow.trained_parts import choose_trained
     from vla_rl.models.prismatic.config import LoraConfig
 
-    policy = _new_policy(config, episodes) if config.checkpoint is None else _load(config, episodes)
+    if config.checkpoint is None:
+        seed = derive_seed(config.seed, "policy")
+        policy = make_new_policy(config.new, episodes, seed, config.device)
+    else:
+        policy = _load(config, episodes)
     sampling = msgspec.structs.replace(policy.config.sampling, imitation_draws=config.draws)
     policy = policy.with_sampling(sampling)
     lora = None
@@ -256,76 +228,6 @@ def _check_robot(folder: Path, asset: str | None, episodes: Sequence[RecordedEpi
     check_widths(settings, first.actions.shape[1], None if state is None else state.shape[1])
     if first.has_gripper and first.actions.shape[1] > 1:
         check_gripper(settings, np.concatenate([episode.actions for episode in episodes]))
-
-
-def _new_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
-    from vla_rl.models.flow.config import FlowSampling
-    from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
-    from vla_rl.models.flow.small_folder import create_small_flow
-
-    first, new = episodes[0], config.new
-    cameras = tuple(sorted(first.frames))
-    if not cameras:
-        raise DataError(
-            f"{first.name} has no images, and a flow policy acts by images; use other data."
-        )
-    shapes = {camera: first.frames[camera](0).shape for camera in cameras}
-    height, width, _ = shapes[cameras[0]]
-    if len(set(shapes.values())) > 1 or height != width:
-        raise DataError(
-            f"{first.name} has images of {shapes}, expected squares of one size for a new policy; resize them."
-        )
-    found, states = describe_data(episodes), None
-    if "state" in found:
-        # a number that never changes is passed on as 0, not divided by 0
-        spread = [value or 1.0 for value in found["state"]["std"]]
-        states = StateConfig(mean=tuple(found["state"]["mean"]), std=tuple(spread))
-    sizes = SmallFlowConfig(
-        actions=_bound_actions(found["action"]),
-        state=states,
-        cameras=cameras,
-        image_size=height,
-        patch_size=new.patch_size or _choose_patch(height),
-        horizon=new.horizon,
-        depth=new.depth,
-        width=new.width,
-        expert_width=new.expert_width,
-    )
-    sampling = FlowSampling(num_steps=new.num_steps, noise_level=new.noise_level)
-    policy = create_small_flow(sizes, derive_seed(config.seed, "policy"), sampling)
-    policy.network.to(choose_device(config.device))
-    return policy
-
-
-def describe_data(episodes: Sequence[RecordedEpisode]) -> dict[str, dict[str, list[float]]]:
-    """Return the statistics of `action` and, if all episodes have it, `state`, in the data's own units."""
-    # a gripper is a number like the others here: flow policies scale it too, and keep its sign
-    plain = [msgspec.structs.replace(episode, has_gripper=False) for episode in episodes]
-    found = compute_statistics(plain)
-    named = {"action": found["action"], "state": found.get("proprio")}
-    return {
-        name: {field: values for field, values in each.items() if field != "mask"}
-        for name, each in named.items()
-        if each is not None
-    }
-
-
-def _bound_actions(statistics: Mapping[str, list[float]]) -> "ActionBounds":
-    from vla_rl.models.prismatic.action_tokens import ActionBounds
-
-    low, high = statistics["q01"], statistics["q99"]
-    return ActionBounds(low=tuple(low), high=tuple(high), is_scaled=(True,) * len(low))
-
-
-def _choose_patch(image_size: int) -> int:
-    sizes = [size for size in range(4, image_size + 1, 4) if image_size % size == 0]
-    fitting = [size for size in sizes if (image_size // size) ** 2 <= MOST_PATCHES]
-    if not fitting:
-        raise ConfigError(
-            f"images have {image_size} pixels, which no multiple of 4 divides, expected such as 84 or 128; "
-            "resize them"
-        )
-    return fitting[0]
 
 
 async def main(command: Command[Launch, SftFlowConfig]) -> int:

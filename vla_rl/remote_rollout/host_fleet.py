@@ -20,7 +20,7 @@ from vla_rl.actors import RemoteHost, Runtime
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import LOCAL_HOST
-from vla_rl.cluster.run_layout import EngineAssignment, assign_engines, require_memory_to_act
+from vla_rl.cluster.run_layout import RunShape, assign_engines, require_memory_to_act
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.pipelines.config import LearningConfig
@@ -91,8 +91,7 @@ class HostFleet:
         self._episode_refs, self._owner = episode_refs, ""
         self._shape = run_shape(config, team)
         self._encoder: TrajectoryEncoder | None = None
-        self._assigned: dict[str, EngineAssignment] = {}
-        self._shares: dict[str, EnvironmentShare] = {}
+        self._engines = EngineSplit(self._shape, team)
         self.images = ImageRoutes(0)
         """The ways of images past this process. Set others before `async with`."""
 
@@ -198,13 +197,13 @@ class HostFleet:
             each
             for host in self._hosts.hosts()
             if host.placement
-            for each in self._engine_hosts(host)
+            for each in self._engines.split(host)
         ]
         self._starter = HostStarter(
             self._runtime,
             self._config,
             await self._newest_recipe(),
-            self._shares,
+            self._engines.shares,
             self._policies,
             self._owner,
             self._episode_refs,
@@ -239,23 +238,6 @@ class HostFleet:
         version = self.runner.weight_version
         return replace(self._recipe, members=members, weight_version=version)
 
-    def _engine_hosts(self, host: Host) -> list[Host]:
-        """Return a host once for each engine that it gets.
-
-        Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
-            engine would have no environment.
-        """
-        weights, _ = self._team.num_bytes
-        require_memory_to_act(host, self._shape, Needs(acting_bytes=weights))
-        assigned = assign_engines(host, self._shape)
-        for each in assigned:
-            self._assigned[each.host.name] = each
-            if len(assigned) > 1:
-                self._shares[each.host.name] = EnvironmentShare(
-                    num_envs=each.num_envs, kinds=each.kinds
-                )
-        return [each.host for each in assigned]
-
     async def _follow(self) -> None:
         """Bring up hosts as they join, and drop those that leave."""
         async for change in self._hosts.changes():
@@ -263,7 +245,7 @@ class HostFleet:
             if isinstance(change, Joined):
                 print(f"host {name} joined", flush=True)
                 try:
-                    engine_hosts = self._engine_hosts(change.host)
+                    engine_hosts = self._engines.split(change.host)
                 except ConfigError as error:
                     # One that is too small for the policy ends no run that others carry on.
                     leave_alone(change.host, error)
@@ -315,7 +297,7 @@ class HostFleet:
 
         # Called once it has the newest weights: its first episode would act with those of the files.
         def admit(ready: HostStatus) -> None:
-            slots = self._assigned[name].kinds
+            slots = self._engines.kinds[name]
             self.runner.add_host(name, RolloutHostRunner(actor, ready, route=route), slots)
             self.evaluators.add_host(name, RolloutHostRunner(actor, ready, evaluates=True), slots)
 
@@ -367,6 +349,39 @@ class HostFleet:
                     f"no host has run episodes for cluster.alone_s={limit_s:g} s; start one with "
                     "`vla-rl host`, and continue with --resume"
                 ) from None
+
+
+class EngineSplit:
+    """Splits hosts into their engines, and knows the environments of each.
+
+    Args:
+        shape: settings of the run.
+        team: the policies that every engine holds.
+    """
+
+    def __init__(self, shape: RunShape, team: Team) -> None:
+        self._shape, self._team = shape, team
+        self.kinds: dict[str, dict[str, int]] = {}
+        """Environments of each kind, by the name of the engine's host."""
+
+        self.shares: dict[str, EnvironmentShare] = {}
+        """The same for engines that share a host."""
+
+    def split(self, host: Host) -> list[Host]:
+        """Return a host once for each engine that it gets.
+
+        Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
+            engine would have no environment.
+        """
+        weights, _ = self._team.num_bytes
+        require_memory_to_act(host, self._shape, Needs(acting_bytes=weights))
+        engines = assign_engines(host, self._shape)
+        for each in engines:
+            name = each.host.name
+            self.kinds[name] = each.kinds
+            if len(engines) > 1:
+                self.shares[name] = EnvironmentShare(num_envs=each.num_envs, kinds=each.kinds)
+        return [each.host for each in engines]
 
 
 def _is_on(engine_host: str, host: str) -> bool:

@@ -35,6 +35,18 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     dropped: dict[str, int] = {}
 
+    def since(self, earlier: "LedgerState") -> "LedgerState":
+        """Return the flows after an earlier state of the same run."""
+        return LedgerState(
+            dispatched=self.dispatched - earlier.dispatched,
+            trained=self.trained - earlier.trained,
+            filtered=self.filtered - earlier.filtered,
+            dropped={
+                cause: number - earlier.dropped.get(cause, 0)
+                for cause, number in self.dropped.items()
+            },
+        )
+
 
 class EpisodeLedger:
     """Counts every episode once when it is dispatched and once when it leaves."""

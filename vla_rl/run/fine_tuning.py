@@ -19,6 +19,7 @@ from vla_rl.types import derive_seed
 if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
     from vla_rl.engines import DeviceLane, PolicyModel
     from vla_rl.learner import Demonstration, ImitationConfig
+    from vla_rl.learner.imitation import PolicyImitator
     from vla_rl.learner.imitation_backend import Preparation
     from vla_rl.types import Observation
 
@@ -145,11 +146,15 @@ async def fine_tune(
             save_every=options.save_every,
         )
         if status == 0:
-            # some and not all: a pass over every sample would take as long as an epoch of training
-            chosen = order.sample(range(len(samples)), k=min(COMPARED, len(samples)))
-            seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
-            print(
-                ", ".join(f"{name} {value:.3f}" for name, value in seen.items()),
-                "on the training data",
-            )
+            await _print_error(imitator, samples, order)
     return status
+
+
+async def _print_error(
+    imitator: "PolicyImitator", samples: SampleSource, order: random.Random
+) -> None:
+    """Print how far the last weights are from the demonstrations."""
+    # some and not all: a pass over every sample would take as long as an epoch of training
+    chosen = order.sample(range(len(samples)), k=min(COMPARED, len(samples)))
+    seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
+    print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on the training data")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
-from vla_rl.learner import LearnerTeam, load_checkpoint
+from vla_rl.learner import Checkpoint, LearnerTeam, load_checkpoint
 from vla_rl.learner.off_policy.run_replay import REPLAY, RunReplay
 from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
 from vla_rl.pipelines.registry import learns_from_buffer
@@ -73,24 +73,16 @@ async def learn_offline(
             Path(config.run.root), config.run.name, config, about or {}
         )
         stack.enter_context(run.owned())
-        checkpoint = None
-        if resume is not None:
-            found = await checkpoint_to_resume(run, resume_from, load_checkpoint)
-            folder, checkpoint = (None, None) if found is None else found
-            version = 0 if checkpoint is None else checkpoint.state.weight_version
-            if checkpoint is not None:
-                require_same_sources(config, run)
-            await set_later_aside(run, folder, version, None)
+        checkpoint = None if resume is None else await _go_back(config, run, resume_from)
         lane = await stack.enter_async_context(DeviceLane(config.run.torch_threads))
         learners = make_head_learner(config, team, lane, None, 0, {})
         replay = get_head_learner(learners).replay
-        is_resumed, has_checkpoint = resume is not None, checkpoint is not None
         buffer = opened_replay(
             learners,
             config,
             run,
-            is_resumed=is_resumed,
-            has_checkpoint=has_checkpoint,
+            is_resumed=resume is not None,
+            has_checkpoint=checkpoint is not None,
             tasks=tasks,
         )
         stack.enter_context(buffer)
@@ -104,8 +96,21 @@ async def learn_offline(
         if resume is not None:
             # not before: settings that do not fit the checkpoint must leave the run as it was
             run.record_resume(config)
-        await _make_updates(config, learners, run, is_resumed=is_resumed)
+        await _make_updates(config, learners, run, is_resumed=resume is not None)
     return run
+
+
+async def _go_back(
+    config: EmbodiedConfig, run: RunDirectory, name: str | None
+) -> Checkpoint | None:
+    """Set aside what an earlier run wrote after its checkpoint, and return that; None if it has none."""
+    found = await checkpoint_to_resume(run, name, load_checkpoint)
+    folder, checkpoint = (None, None) if found is None else found
+    if checkpoint is not None:
+        require_same_sources(config, run)
+    version = 0 if checkpoint is None else checkpoint.state.weight_version
+    await set_later_aside(run, folder, version, None)
+    return checkpoint
 
 
 async def _import_all(config: EmbodiedConfig, importer: RowImporter, replay: RunReplay) -> None:

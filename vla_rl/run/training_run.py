@@ -193,12 +193,9 @@ class TrainingRun:
                 finally:
                     await asyncio.to_thread(videos.close)
                     await parts.saver.discard()
-            progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
-            dropped = {
-                cause: number - before.dropped.get(cause, 0)
-                for cause, number in ledger.dropped.items()
-            }
-            print_summary(progress, ledger.filtered - before.filtered, dropped)
+            progress = parts.progress.snapshot()
+            counted = parts.scheduler.state().ledger.since(before)
+            print_summary(progress, counted.filtered, counted.dropped)
             if self._evaluation is not None:
                 print_curve(self._evaluation.curve, run, parts.scheduler.version)
             return Outcome(

@@ -39,6 +39,14 @@ def resolve_deadlines(
     return [by_name.get(entry.name) or entry.deadline_s or actors for entry in table.methods]
 
 
+def resolve_limits(table: MethodTable, by_name: Mapping[str, CallLimit]) -> dict[int, CallLimit]:
+    """Return limits by the index of their method. Raises: ValueError for a name that no method has."""
+    for name in by_name:
+        if name not in table.by_name:
+            raise ValueError(f"there is a limit of {name}, expected one of {[*table.by_name]}.")
+    return {table.by_name[name].index: limit for name, limit in by_name.items()}
+
+
 class DeadlineWatch:
     """Watches the unanswered calls of one actor, given in the order in which they were sent.
 

@@ -287,22 +287,17 @@ def make_reward_batch(
     durations = [_joined([durations_of for _, durations_of in part]) for part in parts]
     if step_rewards is None and rewards is None:
         step_rewards = [_joined([rewards_of for rewards_of, _ in part]) for part in parts]
-    by_step = (
-        None
-        if step_rewards is None
-        else _checked(step_rewards, durations, trajectories, "step_rewards")
-    )
-    outcomes = [float(row.sum()) for row in by_step or ()] if rewards is None else rewards
+    _require_each(step_rewards, durations, trajectories, "step_rewards")
+    _require_each(values, durations, trajectories, "values")
+    outcomes = [float(row.sum()) for row in step_rewards or ()] if rewards is None else rewards
     episodes = [trajectory.episode for trajectory in trajectories]
     return RewardBatch(
         rewards=np.asarray(outcomes, dtype=np.float64),
         group=np.array([episode.group_id for episode in episodes], dtype=np.int64),
         episode_ids=np.array([episode.episode_id for episode in episodes], dtype=np.int64),
         mask=_padded([np.ones(len(row)) for row in durations]).astype(np.bool_),
-        step_rewards=None if by_step is None else _padded(by_step),
-        values=None
-        if values is None
-        else _padded(_checked(values, durations, trajectories, "values")),
+        step_rewards=None if step_rewards is None else _padded(step_rewards),
+        values=None if values is None else _padded(values),
         final_values=None if final_values is None else np.asarray(final_values),
         is_terminated=np.array(
             [not each.stop_reason.is_cut_off for each in trajectories], dtype=np.bool_
@@ -379,12 +374,15 @@ def _padded(rows: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
     return padded
 
 
-def _checked(
-    rows: Sequence[Floats],
+def _require_each(
+    rows: Sequence[Floats] | None,
     steps: Sequence[NDArray[np.float64]],
     trajectories: Sequence[Trajectory],
     name: str,
-) -> Sequence[Floats]:
+) -> None:
+    """Raise ValueError unless each trajectory has a number for each of its steps, or `rows` is None."""
+    if rows is None:
+        return
     if len(rows) != len(trajectories):
         raise ValueError(
             f"{len(rows)} arrays of {name} for {len(trajectories)} trajectories, expected one each."
@@ -395,4 +393,3 @@ def _checked(
                 f"{name} of episode {trajectory.episode.episode_id} are {list(row.shape)}, "
                 f"expected {list(step.shape)}: one for each step of the level."
             )
-    return rows

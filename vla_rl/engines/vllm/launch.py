@@ -109,15 +109,7 @@ def engine_arguments(
         "seed": 0,
     }
     if layout.features:
-        arguments |= {
-            # 0 for what no request has: vLLM would measure the memory of the longest video
-            "limit_mm_per_prompt": {"video": 0, layout.features: layout.max_features},
-            "mm_processor_cache_gb": 0,
-            # its default needs the package blake3, whose lack shows at the first image only
-            "mm_hasher_algorithm": "sha256",
-            # the client sends the pixels that the learner reads, which are normalised already
-            "mm_device_do_normalize": False,
-        }
+        arguments |= _feature_arguments(layout)
     if layout.num_tokens is None:
         # the learner computes grammar masks with the same library
         arguments |= {"structured_outputs_config": {"backend": "guidance"}}
@@ -139,6 +131,19 @@ def engine_arguments(
             "enable_sleep_mode": config.can_sleep,
         }
     return arguments
+
+
+def _feature_arguments(layout: EngineLayout) -> dict[str, Any]:
+    """Return the arguments of an engine whose requests have images besides their tokens."""
+    return {
+        # 0 for what no request has: vLLM would measure the memory of the longest video
+        "limit_mm_per_prompt": {"video": 0, layout.features: layout.max_features},
+        "mm_processor_cache_gb": 0,
+        # its default needs the package blake3, whose lack shows at the first image only
+        "mm_hasher_algorithm": "sha256",
+        # the client sends the pixels that the learner reads, which are normalised already
+        "mm_device_do_normalize": False,
+    }
 
 
 _PREFIX: Final = "vla_rl_vllm_"

@@ -171,15 +171,18 @@ class LiberoEnv(ImageEnv[Scene]):
             self._recorded["after_task"] = after_task
         if self.task.perturbation:
             self._recorded["perturbation"] = self.task.perturbation
-        image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-        self.observation_space = spaces.Dict(
+        self.observation_space = self._make_observation_space()
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    def _make_observation_space(self) -> spaces.Dict:
+        image = spaces.Box(0, 255, (self._image_size, self._image_size, 3), np.uint8)
+        return spaces.Dict(
             {
                 **dict.fromkeys(self._image_keys, image),
                 "state": spaces.Box(-_STATE_BOUND, _STATE_BOUND, dtype=np.float32),
                 "instruction": _instruction_space(self.task.instruction),
             }
         )
-        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
     @classmethod
     def prepare(

@@ -79,6 +79,19 @@ class FlowPolicyConfig:
     fixed_image_size: int | None = None
     padded_dim: int | None = None
 
+    def describe(self) -> str:
+        """Describe in one line what the policy sees, decides and executes."""
+        sampling, state = self.sampling, "" if self.state_size is None else " and state"
+        guidance = sampling.advantage_guidance
+        asked = (
+            "" if guidance is None else f", asked for positive advantages with guidance {guidance}"
+        )
+        return (
+            f"sees {', '.join(self.cameras)}{state}, decides {self.horizon} x {self.action_dim} numbers "
+            f"in {sampling.num_steps} steps and executes {self.chunk_size} rows, {sampling.method} with "
+            f"noise level {sampling.noise_level}{asked}"
+        )
+
 
 def make_config(
     network: Any, processor: FlowProcessor, sampling: FlowSampling, num_executed: int | None

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 
 from vla_rl.engines.device_lane import to_device
+from vla_rl.models.flow.config import FlowPolicyConfig
 from vla_rl.models.flow.network import FlowInputs, FlowProcessor
 from vla_rl.models.flow.real_time import weigh_plan
 from vla_rl.types import Observation
 from vla_rl.types.observation import DELAY_KEY, DRAWN_KEY, PLANNED_KEY
+
+EXAMPLE_INSTRUCTION: Final = "pick up the black bowl and place it on the plate"
 
 STORED: Final = ("state_before", "step", "velocity", "end", "noise", "time")
 """Names of the arrays in `drawn`."""
@@ -68,6 +71,33 @@ def check_stored_step(
             f"`drawn` has step {step}, expected 0 to {num_kept - 1}: a greedy decision, or one that continues "
             "a plan (-1), has no density, and another number belongs to a chain of other num_steps"
         )
+
+
+def make_example(
+    config: FlowPolicyConfig, image_size: int, shape: tuple[int, int], seed: int
+) -> Observation:
+    """Return an observation of noise that a policy can act on and score.
+
+    Args:
+        config: facts about the policy.
+        image_size: pixels along a side of its images.
+        shape: H and P of the policy.
+        seed: draws the noise.
+    """
+    random = np.random.default_rng(seed)
+    seen: Observation = {
+        camera: random.integers(0, 256, (image_size, image_size, 3), dtype=np.uint8)
+        for camera in config.cameras
+    }
+    if config.state_size is not None:
+        seen["state"] = np.zeros(config.state_size, np.float32)
+    before = random.normal(size=shape).astype(np.float32)
+    step = np.array(seed % config.sampling.num_steps)
+    return {
+        **seen,
+        "instruction": EXAMPLE_INSTRUCTION,
+        DRAWN_KEY: {"state_before": before, "step": step},
+    }
 
 
 def add_plans(

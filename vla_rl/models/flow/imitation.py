@@ -1,16 +1,18 @@
-"""Noised chunks for imitation: conditional flow matching (Lipman et al. 2023, arXiv:2210.02747).
+"""Imitation of chunks: conditional flow matching (Lipman et al. 2023, arXiv:2210.02747).
 
     x = t noise + (1 - t) chunk,   target velocity = noise - chunk,   t ~ 0.999 Beta(1.5, 1) + 0.001
 
 Times lean towards noise, as in openpi: there the observation decides most.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vla_rl.engines.device_lane import to_device
+from vla_rl.models.flow.network import Prefix
 
 ALPHA: Final = 1.5
 """First parameter of the Beta distribution of times; the second is 1."""
@@ -31,6 +33,25 @@ class Noised(NamedTuple):
     x: Tensor
     time: Tensor
     target: Tensor
+
+
+def pad_chunks(numbers: Tensor, action_dim: int, shape: tuple[int, int]) -> Tensor:
+    """Return whole chunks with zeros in the padded dimensions, [N, H * action_dim] to [N, H, P].
+
+    Args:
+        numbers: of the robot's dimensions alone.
+        action_dim: number of these.
+        shape: H and P.
+
+    Raises: ValueError for chunks of other lengths.
+    """
+    horizon, width = shape
+    if numbers.shape[1] != horizon * action_dim:
+        raise ValueError(
+            f"imitation got {numbers.shape[1] // action_dim} rows, expected whole chunks of {horizon}; "
+            "without `drawn` nothing else can be scored."
+        )
+    return pad(numbers.view(-1, horizon, action_dim), (0, width - action_dim))
 
 
 def draw_noised(
@@ -54,6 +75,25 @@ def draw_noised(
         time = to_device(TIME_RANGE * uniforms ** (1.0 / ALPHA) + SMALLEST_TIME, chunk.device)
     clean, share = chunk[:, None], time[:, :, None, None]
     return Noised(share * noise + (1.0 - share) * clean, time, noise - clean)
+
+
+def velocity_errors(network: Any, prefix: Prefix, noised: Noised) -> Tensor:
+    """Return the squared errors of a network's velocity at noised chunks, float32 [N, H, P]: means over the draws.
+
+    Args:
+        network: a `FlowNetwork`.
+        prefix: what it has read of the N observations, each once for all its draws.
+        noised: the chunks.
+    """
+    num_chunks, num_draws = noised.time.shape
+    index = torch.arange(num_chunks, device=noised.x.device).repeat_interleave(num_draws)
+    velocity = network.velocity(
+        prefix.rows(index) if num_draws > 1 else prefix,
+        noised.x.flatten(0, 1),
+        noised.time.flatten(),
+    )
+    errors: Tensor = velocity.view_as(noised.target) - noised.target
+    return errors.square().mean(1)
 
 
 def weigh_padding(squared: Tensor, action_dim: int) -> Tensor:

@@ -32,8 +32,18 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.families import find_family
 from vla_rl.models.flow.advantage_prompt import predict_velocity
 from vla_rl.models.flow.config import FlowSampling, make_config
-from vla_rl.models.flow.decision_inputs import add_plans, add_stored_steps, check_stored_step
-from vla_rl.models.flow.imitation import draw_noised, weigh_padding
+from vla_rl.models.flow.decision_inputs import (
+    add_plans,
+    add_stored_steps,
+    check_stored_step,
+    make_example,
+)
+from vla_rl.models.flow.imitation import (
+    draw_noised,
+    pad_chunks,
+    velocity_errors,
+    weigh_padding,
+)
 from vla_rl.models.flow.inputs import prepare_inputs
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
@@ -44,9 +54,6 @@ from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Observation, Sampling
-from vla_rl.types.observation import DRAWN_KEY
-
-EXAMPLE_INSTRUCTION = "pick up the black bowl and place it on the plate"
 
 
 class FlowPolicy(PolicyModel[FlowInputs]):
@@ -158,36 +165,12 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def describe(self) -> str:
         """Describe in one line how it acts."""
-        config, sampling = self.config, self.config.sampling
-        state = "" if config.state_size is None else " and state"
-        guidance = sampling.advantage_guidance
-        asked = (
-            "" if guidance is None else f", asked for positive advantages with guidance {guidance}"
-        )
         millions = sum(parameter.numel() for parameter in self._network.parameters()) / 1e6
-        return (
-            f"flow policy, {millions:.2f} M parameters: sees {', '.join(config.cameras)}{state}, decides "
-            f"{config.horizon} x {config.action_dim} numbers in {sampling.num_steps} steps and executes "
-            f"{config.chunk_size} rows, {sampling.method} with noise level {sampling.noise_level}{asked}"
-        )
+        return f"flow policy, {millions:.2f} M parameters: {self.config.describe()}"
 
     def example_observation(self, seed: int) -> Observation:
         """Return an observation of noise that it can act on and score."""
-        random, size = np.random.default_rng(seed), self._processor.image_size
-        seen: Observation = {
-            camera: random.integers(0, 256, (size, size, 3), dtype=np.uint8)
-            for camera in self.config.cameras
-        }
-        if self.config.state_size is not None:
-            seen["state"] = np.zeros(self.config.state_size, np.float32)
-        shape = self._network.horizon, self._network.action_dim
-        before = random.normal(size=shape).astype(np.float32)
-        step = np.array(seed % self.config.sampling.num_steps)
-        return {
-            **seen,
-            "instruction": EXAMPLE_INSTRUCTION,
-            DRAWN_KEY: {"state_before": before, "step": step},
-        }
+        return make_example(self.config, self._processor.image_size, self._chunk_shape, seed)
 
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
         """Check what a decision has drawn, before it is scored.
@@ -365,22 +348,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return values[:, : self.config.chunk_size, : self.config.action_dim].flatten(1)
 
     def _imitation_errors(self, batch: FlowInputs, numbers: Tensor) -> Tensor:
-        horizon, dim = self.config.horizon, self.config.action_dim
-        if numbers.shape[1] != horizon * dim:
-            raise ValueError(
-                f"imitation got {numbers.shape[1] // dim} rows, expected whole chunks of {horizon}; "
-                "without `drawn` nothing else can be scored."
-            )
-        width = self._network.action_dim
-        chunk = nn.functional.pad(numbers.view(-1, horizon, dim), (0, width - dim))
+        dim = self.config.action_dim
+        chunk = pad_chunks(numbers, dim, self._chunk_shape)
         noised = draw_noised(chunk, self._num_draws, batch.noise, batch.time)
-        num_draws = noised.time.shape[1]
-        index = torch.arange(len(chunk), device=chunk.device).repeat_interleave(num_draws)
-        prefix = self.read(batch)
-        velocity = self._network.velocity(
-            prefix.rows(index) if num_draws > 1 else prefix,
-            noised.x.flatten(0, 1),
-            noised.time.flatten(),
-        )
-        squared = (velocity.view_as(noised.target) - noised.target).square().mean(1)
+        squared = velocity_errors(self._network, self.read(batch), noised)
         return weigh_padding(squared, dim).flatten(1)

@@ -85,6 +85,15 @@ def reply_grammar(
     return "\n".join(rules)
 
 
+def spell_marker(text: str, tokenizer: Any, vocabulary: Vocabulary) -> str:
+    """Return the terminal of a grammar for a text that delimits tool calls."""
+    # A special token is matched by its id: spelt out, its letters would be other tokens, and the
+    # grammar would forbid every call.
+    token = tokenizer.get_vocab().get(text)
+    is_special = token is not None and vocabulary.is_special(token)
+    return f"<[{token}]>" if is_special else json.dumps(text)
+
+
 def _allowed_tools(options: ReplyOptions, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
     rule = options.tools
     if rule.mode == "none":

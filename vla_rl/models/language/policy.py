@@ -14,7 +14,6 @@ prompt share it while learning (`shared_prompts`).
 
 import copy
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -33,7 +32,11 @@ from vla_rl.models.attention import use_given_masks
 from vla_rl.models.blocks import decoder_plan
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
-from vla_rl.models.language.grammars import mask_forbidden_tokens, reply_grammar
+from vla_rl.models.language.grammars import (
+    mask_forbidden_tokens,
+    reply_grammar,
+    spell_marker,
+)
 from vla_rl.models.language.rows import (
     Prompts,
     SlotKeyValues,
@@ -149,7 +152,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
         """Return a grammar of the replies that satisfy the options; None if every reply does."""
-        return reply_grammar(options, tools, self._marker)
+        return reply_grammar(
+            options, tools, lambda text: spell_marker(text, self._tokenizer, self.vocabulary)
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of a reply, int64 [T]."""
@@ -340,16 +345,6 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         hidden, begins = self._read(batch, rows)
         starts = begins + torch.tensor([len(prompt) for prompt in prompts])
         return hidden, reply_offsets(starts - 1, starts, replies)
-
-    def _marker(self, name: str) -> str:
-        """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
-        id, others spelt out.
-        """
-        # A special token is matched by its id: spelt out, its letters would be other tokens, and
-        # the grammar would forbid every call.
-        token = self._tokenizer.get_vocab().get(name)
-        is_special = token is not None and self.vocabulary.is_special(token)
-        return f"<[{token}]>" if is_special else json.dumps(name)
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._network.get_output_embeddings()(hidden)

@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from vla_rl.envs.libero.experts.doors import close_door, open_door
 from vla_rl.envs.libero.experts.fixtures import (
     Drawer,
-    close_door,
     close_drawer,
     is_shut_drawer,
-    open_door,
     open_drawer,
     turn_knob,
 )

@@ -9,7 +9,7 @@ still react to events:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from vla_rl.envs.libero.scene import Scene
 # Switches and doors come first, while the hand's way is free, and doors are shut after things were
 # put behind them.
 _GOAL_ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "on": 2, "in": 2, "close": 3}
+
+
+DOWN: Final = np.array([0.0, 0.0, -1.0])
 
 
 class UnreachableError(Exception):
@@ -232,7 +235,7 @@ def get_pointing_down(yaw: float) -> np.ndarray:
     """Return the rotation of a hand that points down, with its fingers moving in the direction
     `yaw` (rad).
     """
-    return get_pointing(np.array([0.0, 0.0, -1.0]), np.array([np.cos(yaw), np.sin(yaw), 0.0]))
+    return get_pointing(DOWN, np.array([np.cos(yaw), np.sin(yaw), 0.0]))
 
 
 def get_nearest_turn(rotation: np.ndarray, now: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from vla_rl.envs.libero.experts.geometry import (
 )
 from vla_rl.envs.libero.experts.motions import (
     CLOSE,
+    DOWN,
     OPEN,
     Goal,
     Hand,
@@ -162,7 +163,6 @@ _ABOVE_FLOOR_M = 0.012
 _BACK_M = 0.12
 _SLOW_SPEED = 0.6
 _SLIPPED_M = 0.04
-_DOWN = np.array([0.0, 0.0, -1.0])
 
 
 def find_entry_direction(scene: Scene, target: str) -> np.ndarray | None:
@@ -192,8 +192,8 @@ def put_under_roof(scene: Scene, hand: Hand, name: str, target: str) -> Motion:
     if inwards is None:
         raise UnreachableError(f"{target} has a roof, and is closed on every side")
     grasp, above_bottom_m = _find_front_grasp(scene, name, inwards)
-    ahead = np.cos(_TILT) * inwards + np.sin(_TILT) * _DOWN
-    rotation = get_nearest_turn(get_pointing(ahead, np.cross(inwards, _DOWN)), hand.rotation)
+    ahead = np.cos(_TILT) * inwards + np.sin(_TILT) * DOWN
+    rotation = get_nearest_turn(get_pointing(ahead, np.cross(inwards, DOWN)), hand.rotation)
     before = grasp - _BEFORE_M * ahead
     yield from approach(scene, hand, before, rotation)
     yield from hand.go(before, rotation, OPEN, tolerance_m=0.006, max_steps=60)
@@ -223,7 +223,7 @@ def _carry_inside(
     rotation: np.ndarray,
 ) -> Motion:
     """Bring the origin of `name` to the height of `goal`, in front of the opening, in, and down."""
-    over = goal - _ABOVE_FLOOR_M * _DOWN
+    over = goal - _ABOVE_FLOOR_M * DOWN
     outside = over - _OUTSIDE_M * inwards
 
     def bring(target: np.ndarray) -> np.ndarray:
@@ -242,7 +242,7 @@ def _find_front_grasp(scene: Scene, name: str, inwards: np.ndarray) -> tuple[np.
     The grasp is in the middle of the part that stands out against `inwards`.
     """
     points = get_surface_points(scene, [get_root_body(scene, name)])
-    ahead, across = points @ inwards, points @ np.cross(inwards, _DOWN)
+    ahead, across = points @ inwards, points @ np.cross(inwards, DOWN)
     is_front = ahead < ahead.min() + _SLICE_M
     width_m = float(np.ptp(across[is_front]))
     if width_m > MAX_WIDTH_M:
