@@ -1,10 +1,12 @@
-"""The numbers of AReaL, siiRL, TRL and prime-rl, as their own code computed them on the same batches."""
+"""The numbers of AReaL, siiRL, TRL, prime-rl, off-policy projects, as their own code computed them on the same
+batches."""
 
 import numpy as np
 import pytest
 import torch
 from golden import Golden, all_compared, reduced_over
 
+from benchmarks.off_policy_golden import PROJECTS
 from vla_rl.algorithms import (
     KL_ESTIMATORS,
     AdvantageConfig,
@@ -19,7 +21,9 @@ from vla_rl.algorithms import (
 from vla_rl.algorithms.losses import chosen_tokens, clipped_value_loss
 
 AREAL = Golden("areal")
+
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
+
 AREAL_LOSSES = {
     "ppo/decoupled/token": PolicyLossConfig(
         name="decoupled_ppo", **CLIPS, dual_clip=1.2, behavior_weight_cap=1.15
@@ -33,12 +37,19 @@ AREAL_LOSSES = {
     "sapo/token": PolicyLossConfig(name="sapo"),
     "sapo/sequence": PolicyLossConfig(name="sapo", level="sequence"),
 }
+
 WITHOUT_REJECTION = "ppo/sequence"
+
 M2PO = {"m2po/0.02": 0.02, "m2po/0.05": 0.05}
+
 VALUES = {"value/mse": None, "value/huber": 10.0}
+
 KL = ["kl/k1/ragged", "kl/k2/ragged", "kl/k3/ragged", "kl/k3/far"]
+
 GROUPS = {"reward_norm/grpo": "grpo", "reward_norm/dr_grpo": "dr_grpo", "reward_norm/rloo": "rloo"}
+
 GAE = {"gae": False, "gae_whitened": True}
+
 AREAL_DIFFERENT = {
     "m2po/1e-09": "AReaL keeps the nearest token however far it is, we drop it",
     "kl/k1/far": "AReaL clamps the estimate to +-10, we the difference to +-20 and only k3 to 10",
@@ -151,7 +162,9 @@ def test_gae_is_that_of_areal(case: str) -> None:
 
 
 SIIRL = Golden("siirl")
+
 SIIRL_ADVANTAGES = {"advantage/STD_weight": "grpo", "advantage/naive": "dr_grpo"}
+
 SIIRL_DIFFERENT = {
     "loss/cpgd": "we take the log-ratio where siiRL takes the log-prob: another value, the same "
     "gradient",
@@ -201,8 +214,11 @@ def test_cpgds_gradient_is_that_of_siirl_and_its_loss_is_zero_where_the_policies
 
 
 TRL = Golden("trl")
+
 PPO = PolicyLossConfig(**CLIPS)
+
 TRUNCATE = CorrectionConfig(truncate="token", truncate_at=1.2)
+
 TRL_LOSSES: dict[str, tuple[PolicyLossConfig, str]] = {
     "loss/grpo": (PPO, "seq_mean_token_mean"),
     "loss/bnpo": (PPO, "token_mean"),
@@ -246,6 +262,7 @@ def test_policy_losses_and_their_gradients_are_those_of_trl(case: str) -> None:
 
 
 PRIME = Golden("prime_rl")
+
 PRIME_RL_LOSSES = {
     "loss/dppo": PolicyLossConfig(name="dppo"),
     "loss/dppo/narrow": PolicyLossConfig(
@@ -256,6 +273,7 @@ PRIME_RL_LOSSES = {
         name="ipo", probability_low=0.05, probability_high=0.05, penalty_coef=0.5
     ),
 }
+
 PRIME_RL_ADVANTAGES = {"advantage/grpo": "dr_grpo", "advantage/max_rl": "max_rl"}
 
 
@@ -276,3 +294,10 @@ def test_advantages_are_those_of_prime_rl(case: str) -> None:
     given = RewardBatch(rewards=batch["rewards"].numpy(), group=batch["group"].numpy())
     found = advantage_estimator(AdvantageConfig(name=PRIME_RL_ADVANTAGES[case]))(given)
     PRIME.assert_close(case, "advantage", found.advantage[:, 0])
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_losses_and_gradients_are_those_of_the_project(project: str) -> None:
+    differences = PROJECTS[project]()
+    assert differences
+    assert {name: value for name, value in differences.items() if not value <= 1e-5} == {}

@@ -1,6 +1,4 @@
-"""Ours beside RLinf's functions, which were run: the same numbers, and where they are meant to
-differ, by how much.
-"""
+"""Ours beside RLinf's functions, which were run: the same numbers, or the difference that is meant."""
 
 import math
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 from golden import Golden, all_compared, reduced_over
 
+from benchmarks.flow_nft import SPACES, NftCases
 from vla_rl.algorithms import (
     KL_ESTIMATORS,
     AdvantageConfig,
@@ -21,16 +20,22 @@ from vla_rl.algorithms import (
 from vla_rl.algorithms.losses import Diagnostics, TokenBatch, clipped_value_loss
 
 RLINF = Golden("rlinf")
+
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2}
+
 LEVELS = {"token_level": "token", "action_level": "action", "chunk_level": "chunk"}
+
 KL = [f"kl/{name}" for name in ("k1", "abs", "k2", "k3")]
+
 MODES = {
     "aggregation/token-mean": "token_mean",
     "aggregation/seq-mean-token-sum": "seq_mean_token_sum",
     "aggregation/seq-mean-token-mean": "seq_mean_token_mean",
     "aggregation/ratio": "seq_mean_token_mean",
 }
+
 EQUAL = ["gae/normalised=False", "grpo", "value", *KL, *MODES]
+
 DIFFERENT = {
     "gae/normalised=True": "RLinf divides by std + 1e-5, we by the root of var + 1e-8",
     "reinpp": "RLinf whitens by the variance over n, we over n - 1",
@@ -171,3 +176,26 @@ def test_aggregations_are_those_of_rlinf(case: str) -> None:
     RLINF.assert_same_loss(
         case, lambda losses: reduced_over(reduce, losses, batch["mask"]), batch["advantage"]
     )
+
+
+GOLDEN = NftCases()
+
+
+def test_losses_and_gradients_are_rlinfs() -> None:
+    errors = GOLDEN.errors()
+    assert len(errors) == 2 * len(GOLDEN.cases)
+    assert max(errors.values()) <= 1e-4, errors
+
+
+@pytest.mark.parametrize("name", GOLDEN.cases)
+def test_a_masked_decision_has_no_gradient(name: str) -> None:
+    _, gradient = GOLDEN.compute(name)
+    is_counted = GOLDEN.arrays["in_mask"][:, 0]
+    assert not gradient[~is_counted].any()
+    assert gradient[is_counted].any()
+
+
+def test_there_are_both_targets_and_both_losses() -> None:
+    found = {(each["nft_target_space"], each["nft_loss_form"]) for each in GOLDEN.cases.values()}
+    assert found == {(space, form) for space in SPACES for form in ("dpo", "mse")}
+    assert len(GOLDEN.cases) == 25
