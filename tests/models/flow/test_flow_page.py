@@ -91,7 +91,7 @@ def test_the_words_of_every_refusal_are_those_of_the_page(tmp_path: Path) -> Non
         said = {word for word in listed if word in str(caught.value)}
         assert said, caught.value
         unseen -= said
-    # tests of their own: test_pi_refusals, test_families
+    # tests of their own: test_pi_folders, test_families
     assert unseen == {"is not named", "no policy is known by its tensors"}
 
 
