@@ -1,5 +1,8 @@
-"""A replay buffer gives back the rows of the episodes that it stored, and drops the oldest."""
+"""A replay buffer gives back the rows of the episodes that it stored, drops the oldest, does what its page
+says."""
 
+import re
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -218,3 +221,19 @@ def test_metrics_are_those_of_the_live_rows(tmp_path: Path) -> None:
                 "replay/waiting_rows": 0,
             }
         )
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+
+
+def test_the_block_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(source, "replay.md", "exec"), {})
+    assert list(tmp_path.glob("*/segment-00000000.rows"))
+
+
+def test_the_page_explains_every_option() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(
+        ReplayConfig.__struct_fields__
+    )

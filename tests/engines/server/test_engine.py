@@ -3,9 +3,9 @@
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -26,10 +26,13 @@ from vla_rl.recipes.grpo_text import ARITHMETIC_BASE, GrpoTextConfig, training_s
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import SchedulerConfig, chat_agent
 from vla_rl.run.train import train
+from vla_rl.testing import ChatEngineContract
 from vla_rl.types import Completion, Message, RegexFormat, ReplyOptions, Sampling
 
 ASKED = (Message(role="user", content="what is 3 plus 4"),)
+
 MAX_REPLY = 12
+
 KINDS = {"vllm": FakeVllm, "sglang": FakeSglang}
 
 
@@ -391,3 +394,30 @@ async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None
     assert gaps
     assert max(gaps) < 1e-4
     assert lines[-1]["engine/num_ready"] == 1.0
+
+
+class OfServers(ChatEngineContract):
+    """What both kinds of server share."""
+
+    server: ClassVar[type[Server]]
+    api: ClassVar[Any]
+
+    def make_policy(self) -> CausalLanguageModel:
+        return completing_policy()
+
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[ServerChatEngine]:
+        server = self.server(completing_policy(7))  # the engine gives it the weights
+        async with serving(server), DeviceLane(1) as lane:
+            settings = ModelServerConfig(urls=(server.url,), api=self.api, health_every_s=3600.0)
+            config = EngineConfig(kind="server", max_reply=self.max_reply, server=settings)
+            async with ServerChatEngine(serve(self.make_policy()), lane, config) as engine:
+                yield engine
+
+
+class TestVllmServer(OfServers):
+    server, api = FakeVllm, "vllm"
+
+
+class TestSglangServer(OfServers):
+    server, api = FakeSglang, "sglang"
