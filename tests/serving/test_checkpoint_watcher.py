@@ -1,4 +1,4 @@
-"""Newer weights act between two replies; weights that cannot be loaded change nothing."""
+"""Newer weights act between two replies, those of heads too; weights that cannot be loaded change nothing."""
 
 import asyncio
 import shutil
@@ -14,11 +14,15 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.folders import HEADER, MANIFEST
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
+from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.folder import load_base
 from vla_rl.serving.checkpoint_watcher import CheckpointWatcher, find_policy
 from vla_rl.types import Sampling
 
 SHAPE = MlpConfig(state_size=1, action_low=(0.0,), action_high=(10.0,), num_bins=11, hidden=(4,))
+
 OBSERVATION = {"state": np.ones(1, np.float32)}
 
 
@@ -155,3 +159,42 @@ async def test_a_run_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="a run without a checkpoint"):
         find_policy(tmp_path)
+
+
+BASE_SHAPE = MlpConfig(
+    state_size=1, action_low=(-1.0,), action_high=(1.0,), num_bins=5, hidden=(4,)
+)
+
+
+def save_head(folder: Path, base: Path, bias: float) -> None:
+    """Save a head that corrects everything alike, in place of what is there."""
+    frozen = load_base(str(base), AS_STORED, torch.device("cpu"))
+    policy = SteeredPolicy.create(frozen, SteeringConfig(hidden=(4,)), seed=0)
+    with torch.no_grad():
+        policy.network.mean.bias.fill_(bias)
+    shutil.rmtree(folder, ignore_errors=True)
+    policy.save(folder)
+
+
+async def test_a_newer_head_acts_and_one_over_another_base_does_not(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        MlpPolicy.create(BASE_SHAPE, seed=seed).save(tmp_path / f"base-{seed}")
+    head, greedy = tmp_path / "head", Sampling(greedy=True)
+    save_head(head, tmp_path / "base-0", bias=0.0)
+    found = find_policy(head)
+    model = SteeredPolicy.load(head)
+    async with (
+        DeviceLane(1) as lane,
+        TorchActionEngine(model, lane, EngineConfig(), found.version) as engine,
+    ):
+        watcher = CheckpointWatcher(head, SteeredPolicy.load, model, engine, lane, found)
+        first = (await engine.act(OBSERVATION, greedy)).tokens
+        save_head(head, tmp_path / "base-0", bias=30.0)
+        assert await watcher.reload_newer()
+        second = (await engine.act(OBSERVATION, greedy)).tokens
+        np.testing.assert_allclose(second, first + 0.5)
+        save_head(head, tmp_path / "base-1", bias=-30.0)
+        assert not await watcher.reload_newer()
+        assert "other settings than the policy that is served" in str(watcher.state.error)
+        third = (await engine.act(OBSERVATION, greedy)).tokens
+        np.testing.assert_array_equal(third, second)

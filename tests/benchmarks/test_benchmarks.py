@@ -1,0 +1,88 @@
+"""Benchmarks measure what they say, on small models with small loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import language, serving
+from benchmarks.flow_runs import join_outcomes
+from benchmarks.planner_learning import compare_runs
+from benchmarks.planner_skills import summarise_skills
+from vla_rl.models.language import TinyConfig
+from vla_rl.models.language.tiny import write_tiny
+
+SMALL = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=512,
+)
+
+SIZES = ("--prompts", "6", "--rows", "2", "--shortest", "2", "--longest", "8", "--no-vllm")
+
+
+def test_its_last_line_has_every_figure_that_its_help_explains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny(tmp_path, SMALL, ["Explain the tides."] * 4, seed=0)
+    language.main(["--policy", str(tmp_path), *SIZES])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert language.__doc__ is not None
+    assert all(f"    {name} " in language.__doc__ for name in figures)
+    assert figures.pop("vllm_vs_torch_tokens_per_s") is None
+    assert 0.8 <= figures.pop("group_prefill_share") <= 7 / 8
+    assert figures.pop("logprob_gap") <= 1e-4
+    assert len(figures) == 3
+    assert all(value > 0.0 for value in figures.values())
+
+
+def test_without_the_model_it_says_which_command_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        language.main([*SIZES])
+    assert caught.value.code == 1
+    assert "run `vla-rl install smollm2`" in capsys.readouterr().err
+
+
+def test_the_last_line_of_serving_has_every_figure_that_its_help_explains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serving.main(["--quick"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert serving.__doc__ is not None
+    assert all(f"    {name} " in serving.__doc__ for name in figures)
+    assert figures["replies_lost"] == 0
+    assert figures["reloads_mixed"] == 0
+    assert figures["idle_connections"] == 200
+
+
+def test_a_skill_counts_from_sixty_percent_of_the_starts_that_exist() -> None:
+    line = {"run": "libero_goal/7", "alone": "11100", "after": {"0": "1-1", "2": "100"}}
+    found = summarise_skills([line, {**line, "run": "libero_goal/8", "alone": "10100"}])
+    assert found["alone"] == {"libero_goal/7": 60.0, "libero_goal/8": 40.0}
+    assert found["after_another"]["libero_goal/7"] == 60.0
+    assert (found["skills"], found["skills_above_60"]) == (2, 1)
+    assert found["skills_above_60_after_another"] == 2
+
+
+def test_runs_are_compared_request_by_request_where_a_seed_has_both() -> None:
+    after = {"both/0": "1110", "planner/0": "1000", "both/1": "1111", "robot/2": "0000"}
+    lines = [
+        {
+            "run": run,
+            "outcomes_after": {"wordings/2 skills": each[2:], "combinations/2 skills": each[:2]},
+        }
+        for run, each in after.items()
+    ]
+    assert join_outcomes(lines[0], "after") == "1110"
+    found = compare_runs(lines, "both", "planner")
+    assert found is not None
+    points, low, high = found
+    assert points == 50.0
+    assert low < points < high
+    assert compare_runs(lines, "both", "robot") is None
