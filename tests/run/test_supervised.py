@@ -1,6 +1,5 @@
-"""Supervised weights are saved on the way, at the end, and when a signal or unreadable data ends
-them early.
-"""
+"""Fine-tuning saves weights on the way, at the end, if something ends it early; a trial runs them in episodes
+afterwards."""
 
 import asyncio
 import logging
@@ -9,10 +8,15 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from vla_rl.errors import CheckpointError, DataError
+from vla_rl.datasets import RecordedEpisode
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import CheckpointError, ConfigError, DataError
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.run.supervised import train_supervised
+from vla_rl.run.trial import TrialConfig, plan_trial, require_env, run_trial
 
 
 class Batches:
@@ -86,3 +90,89 @@ async def test_data_that_cannot_be_read_cost_no_weights(tmp_path: Path) -> None:
     assert batches.saved == {"out-000002": 2}
     (note,) = caught.value.__notes__
     assert note == f"the weights after 2 updates were saved in {tmp_path / 'out-000002'}"
+
+
+TOY = "vla_rl/toy_reach-v0"
+
+
+def demonstration(
+    task: str | None, start: int = 0, is_success: bool | None = True
+) -> RecordedEpisode:
+    about: dict[str, str | int | float | bool] = {"init_state_id": start}
+    if task is not None:
+        about["task"] = task
+    return RecordedEpisode(
+        name=f"{task} from {start}",
+        instruction="turn on the stove",
+        actions=np.zeros((3, 7), np.float32),
+        vectors={},
+        frames={},
+        is_success=is_success,
+        about=about,
+    )
+
+
+def new_policy() -> MlpPolicy:
+    shape = MlpConfig(state_size=2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2, num_bins=11)
+    return MlpPolicy.create(shape, seed=0)
+
+
+def test_the_tasks_of_the_data_are_run_from_other_starts() -> None:
+    data = [demonstration("libero_goal/7", start) for start in range(48)]
+    episodes = plan_trial(TrialConfig(episodes=4), data, {"image_size": 84, "quality": "fast"})
+    assert [episode.task for episode in episodes] == ["libero_goal/7"] * 4
+    starts = [episode.options["init_state_id"] for episode in episodes]
+    assert starts == [48, 49, 1000, 1001]
+    assert {episode.env.kwargs["image_size"] for episode in episodes} == {84}
+    assert {episode.env.kwargs["quality"] for episode in episodes} == {"fast"}
+    assert all(episode.sampling.greedy for episode in episodes)
+
+
+def test_episodes_are_shared_among_tasks() -> None:
+    data = [demonstration("libero_goal/7"), demonstration("metaworld_mt10/2")]
+    tasks = [episode.task for episode in plan_trial(TrialConfig(episodes=5), data, None)]
+    assert tasks.count("libero_goal/7") == 3
+    assert len(tasks) == 5
+    named = TrialConfig(episodes=5, tasks=("libero_goal/8",))
+    assert {episode.task for episode in plan_trial(named, data, None)} == {"libero_goal/8"}
+
+
+def test_an_environment_is_run_from_seeds() -> None:
+    config = TrialConfig(episodes=3, env_id=TOY, env_kwargs={"action_dim": 2})
+    episodes = plan_trial(config, [demonstration(None)], None)
+    assert len({episode.seed for episode in episodes}) == 3
+    assert {episode.env.kwargs["action_dim"] for episode in episodes} == {2}
+
+
+def test_options_that_contradict_or_name_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="env_id"):
+        TrialConfig(env_id=TOY, tasks=("libero_goal/7",))
+    with pytest.raises(ConfigError, match="env_kwargs"):
+        TrialConfig(env_kwargs={"action_dim": 2})
+    with pytest.raises(ConfigError, match=r"trial\.env_id is 'vla_rl/nowhere-v0'"):
+        require_env(TrialConfig(env_id="vla_rl/nowhere-v0"))
+
+
+async def test_data_that_name_no_task_are_said_to_be_untried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = [demonstration("red_square")]
+    assert plan_trial(TrialConfig(), data, None) == []
+    policy = new_policy()
+    async with DeviceLane(1) as lane:
+        assert await run_trial(policy, lane, [], data, 1) is None
+    assert "no episode is run" in capsys.readouterr().out
+
+
+async def test_the_share_of_the_policy_stands_beside_that_of_the_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policy = new_policy()
+    config = TrialConfig(episodes=6, env_id=TOY, env_kwargs={"action_dim": 2})
+    data = [demonstration(None, is_success=number < 3) for number in range(4)]
+    async with DeviceLane(1) as lane:
+        share = await run_trial(policy, lane, plan_trial(config, data, None), data, 2)
+    assert share is not None
+    said = capsys.readouterr().out
+    assert f"the policy solves {round(share * 6)} of 6 episodes ({share:.0%}" in said
+    assert "of the demonstrations 3 of 4 do (75%)" in said

@@ -1,6 +1,5 @@
-"""The proof on a public language model, with a tiny one: runs that are missing are made and kept, and
-the table compares them on the same sums.
-"""
+"""The proofs of the pages of results, with small models: runs that are missing are made, kept ones are compared
+in a table."""
 
 import json
 import subprocess
@@ -10,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import language_sums
+from benchmarks import flow_libero, flow_reach, language_sums, off_policy_proof
 from benchmarks.counted_cpu import CpuLimitExceeded, read_counted, run_counted
-from benchmarks.kept_runs import kept_lines
+from benchmarks.flow_runs import list_outcomes
+from benchmarks.kept_runs import keep, kept_lines
 from benchmarks.language_sums import gain_over_baseline, outcomes
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.evaluation import EpisodeRecord
 from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.recipes.dagger_libero import DaggerLiberoConfig
+from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 
 SHAPE = TinyConfig(
     hidden_size=32,
@@ -108,6 +112,7 @@ def test_outcomes_are_right_answers_in_the_order_of_the_sums() -> None:
 
 
 BUSY = "import time\nwhile time.process_time() < {}: pass"
+
 WITH_CHILD = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', '''{BUSY}'''])"
 
 
@@ -129,3 +134,102 @@ def test_a_command_above_its_limit_is_stopped_and_one_that_fails_is_reported(
         run_counted([sys.executable, "-c", BUSY.format(600)], tmp_path / "long", limit_s=1.0)
     with pytest.raises(subprocess.CalledProcessError):
         run_counted([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "failed", limit_s=9.0)
+
+
+TASKS = ("libero_goal/7", "libero_goal/8")
+
+
+def record(task: str, start: int, value: float) -> EpisodeRecord:
+    return EpisodeRecord(
+        task=task, start=start, seed=0, weights=0, member=0, value=value, parts={"steps": 80.0}
+    )
+
+
+def keep_run(path: Path, name: str, before: dict[str, str], after: dict[str, str]) -> None:
+    line: dict[str, Any] = {
+        "run": name,
+        "outcomes_before": before,
+        "outcomes_after": after,
+        "env_steps": 12345,
+        "cpu_seconds": 1678,
+    }
+    keep(path, line, lambda line: str(line["run"]))
+
+
+def test_outcomes_are_of_each_task_in_the_order_of_its_starts() -> None:
+    records = [record(TASKS[0], start, value) for start, value in ((42, 0.0), (40, 1.0), (41, 1.0))]
+    records.append(record(TASKS[1], 40, 0.0))
+    assert list_outcomes(records) == {TASKS[0]: "110", TASKS[1]: "0"}
+
+
+def test_the_table_counts_all_starts_of_all_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    keep_run(kept, "ppo/0", dict.fromkeys(TASKS, "1000"), {TASKS[0]: "1111", TASKS[1]: "1100"})
+    monkeypatch.setattr(sys, "argv", ["flow_libero", "--table", "--keep", str(kept)])
+    assert flow_libero.main() == 0
+    *table, last = capfd.readouterr().out.splitlines()
+    assert table[-1].startswith(
+        "| ppo/0 | 12,345 | 1,678 | 25.0 (7 to 59) | 75.0 (41 to 93) | +50.0 |"
+    )
+    assert table[-1].endswith("| 1 to 4 of 4 | 1 to 2 of 4 |")
+    figures = json.loads(last)
+    assert (figures["before"], figures["after"], figures["gain"]) == ([25.0], [75.0], [50.0])
+    assert flow_libero.__doc__ is not None
+    assert all(f"`{name}`" in flow_libero.__doc__ for name in figures)
+
+
+@pytest.mark.parametrize("benchmark", [flow_libero, flow_reach])
+def test_without_runs_the_table_of_flow_policies_is_one_error(
+    benchmark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--table", "--keep", str(kept)])
+    assert benchmark.main() == 2
+    assert capfd.readouterr().err == f"error: {kept} has no runs; leave out --table to run them\n"
+
+
+RECIPES: dict[str, Any] = {
+    "dagger_libero": DaggerLiberoConfig,
+    "off_policy_libero": OffPolicyLiberoConfig,
+    "srpo_libero": SrpoLiberoConfig,
+}
+
+LINE = {
+    "run": "dagger/0",
+    "outcomes_before": {"libero_goal/7": "10" * 10, "libero_object/1": "0" * 20},
+    "outcomes_after": {"libero_goal/7": "11" * 10, "libero_object/1": "0" * 15 + "1" * 5},
+    "env_steps": 23456,
+    "cpu_seconds": 1678,
+}
+
+
+@pytest.mark.parametrize("method", off_policy_proof.METHODS)
+def test_the_options_of_every_run_are_options_of_its_recipe(method: str) -> None:
+    planned = off_policy_proof.METHODS[method]
+    arguments = ["--run.seed", "1", *off_policy_proof.STARTS, *planned.options]
+    config = parse_command(TrainingLaunch, RECIPES[planned.recipe], "", arguments).config
+    assert config.run.seed == 1
+
+
+def test_a_gain_has_an_interval_over_the_same_starts_and_all_control_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    keep(kept, LINE, lambda line: str(line["run"]))
+    monkeypatch.setattr(sys, "argv", ["off_policy_proof", "--table", "--keep", str(kept)])
+    assert off_policy_proof.main() == 0
+    *table, last = capfd.readouterr().out.splitlines()
+    assert table[-1].startswith(
+        "| dagger/0 | 23,456 | 1,678 | 25 (14 to 40) | 62 (47 to 76) | +38 ("
+    )
+    assert table[-1].endswith("libero_goal/7 10 to 20 of 20, libero_object/1 0 to 5 of 20 |")
+    figures = json.loads(last)
+    assert figures["gain"] == [37.5]
+    assert 15 < figures["gain_low"][0] < 37.5 < figures["gain_high"][0] < 60
+    assert off_policy_proof.__doc__ is not None
+    assert all(f"`{name}`" in off_policy_proof.__doc__ for name in figures)
