@@ -36,6 +36,7 @@ from vla_rl.learner.off_policy.training import HeadTraining
 from vla_rl.learner.rows import Advantage
 from vla_rl.replay import EpisodeRows, make_rows
 from vla_rl.types import Observation, Trajectory, derive_seed
+from vla_rl.util.stalls import note_progress
 from vla_rl.util.tasks import run_in_thread
 
 _log = logging.getLogger(__name__)
@@ -234,6 +235,7 @@ class OffPolicyLearner:
                 seed = derive_seed(self._noise_seed, step)
                 found = await self._lane.run(take_step, training, rows, seed, work="update")
                 sums.add(found, float(rows.critic.versions.mean()))
+                note_progress("gradient steps")
         await self._lane.run(training.publish, work="update")
         if num_steps and not sums.num_steps and not self._is_warned:
             self._is_warned = True
