@@ -2,18 +2,18 @@
 
     python -m benchmarks.planner_learning                      what is missing, in order
     python -m benchmarks.planner_learning --only both/0        one run
-    python -m benchmarks.planner_learning --policy FOLDER      from another robot policy
+    python -m benchmarks.planner_learning --policy FOLDER      with another policy of the robot
     python -m benchmarks.planner_learning --table              what was kept
 
     both/0, /1, /2            planner and robot learn
     planner/0, /1, /2         the robot keeps its weights
     robot/0, /1, /2           the planner keeps its random ones
 
-Each run is `grpo_planner` from the policy of `benchmarks.planner_skills` and a new small planner, with as many
-episodes; their control steps are kept, because episodes end when they are solved. Before the first update and
-after the last, the same held-out requests are run from the same starts: 20 in words of no training request, and
-20 of combinations of skills that none asks for. A finished run is a line of `--keep`. A run that was stopped goes on
-where it was, if the command is called again.
+Each run is `grpo_planner` with the shipped policy for libero_goal and a new small planner, with as many episodes; their
+control steps are kept, because episodes end when they are solved. Before the first update and after the last, the
+same held-out requests are run from the same starts: 20 in words of no training request, and 20 of combinations of
+skills that none asks for. A finished run is a line of `--keep`. A run that was stopped goes on where it was, if the
+command is called again.
 
 Keys of the last line, lists by run: `runs`, `before`, `after` in percent, `gain`, `env_steps`, `cpu_seconds`. And
 `joint_minus_planner_only`, `joint_minus_vla_only`: points after training, with `_low` and `_high`, the 95 % interval
@@ -29,11 +29,11 @@ from typing import Any, Final
 from benchmarks.flow_runs import join_outcomes, print_flow_runs, train_and_keep
 from benchmarks.planned_runs import planned_command_line, run_missing
 from benchmarks.srpo_vs_grpo.comparison import paired_bootstrap
+from vla_rl.models.shipped import SHIPPED_GOAL
 
 PLANNED: Final = [f"{who}/{seed}" for seed in range(3) for who in ("both", "planner", "robot")]
 """The three of a seed first, so that they can be compared before all have ended."""
 
-SKILLED: Final = Path("runs/planner_skills/policy")
 GRPO: Final = (sys.executable, "-m", "vla_rl.recipes.grpo_planner")
 OPTIONS: Final = ("--run.updates", "16", "--scheduler.groups-per-update", "2")
 LIMIT_S: Final = 7200.0
@@ -41,14 +41,14 @@ LIMIT_S: Final = 7200.0
 
 
 def run_planned(
-    name: str, policy: Path, root: Path, options: Sequence[str], keep_in: Path, note: str
+    name: str, policy: str, root: Path, options: Sequence[str], keep_in: Path, note: str
 ) -> None:
     """Run what is missing of a run, and keep it.
 
     Raises: CalledProcessError if the command fails; CpuLimitExceeded; ValueError; OSError.
     """
     who, _, seed = name.partition("/")
-    fresh = ("--learns", who, "--run.seed", seed, "--policy", str(policy), *OPTIONS, *options)
+    fresh = ("--learns", who, "--run.seed", seed, "--policy", policy, *OPTIONS, *options)
     train_and_keep(name, GRPO, fresh, root / name.replace("/", "_"), LIMIT_S, keep_in, note)
 
 
@@ -89,7 +89,9 @@ def print_kept(lines: list[dict[str, Any]]) -> None:
 def main() -> int:
     """Run the command line; return the exit status."""
     parser = planned_command_line("planner_learning", __doc__, PLANNED)
-    parser.add_argument("--policy", type=Path, default=SKILLED, help="folder of the robot's policy")
+    parser.add_argument(
+        "--policy", default=SHIPPED_GOAL, help="the robot's policy; default: %(default)s"
+    )
     parser.add_argument("options", nargs="*", help="after --: more options of grpo_planner")
     options = parser.parse_args()
 

@@ -52,9 +52,10 @@ RECORDED: Final = {
     "after": ("--num", "27", "--after-tasks", *map(str, TASKS)),
 }
 IMAGES: Final = ("--image-size", "84", "--quality", "fast")
+# 9,000 updates, one pass over the samples, solved 10 and 15 % of two tasks of which 13,000 more solve 40 and 75 %
 TRAINING: Final = (
-    *("--from", "vla_rl/assets/libero_base", "--updates", "9000", "--batch", "8"),
-    *("--imitation.optimizer.lr", "1e-3", "--imitation.optimizer.decay-steps", "9000"),
+    *("--from", "vla_rl/assets/libero_base", "--updates", "22000", "--batch", "8"),
+    *("--imitation.optimizer.lr", "1e-3", "--imitation.optimizer.decay-steps", "22000"),
 )
 LIMIT_S: Final = 14_400.0
 """CPU seconds after which a step of the preparation is stopped."""

@@ -41,9 +41,11 @@ from vla_rl.models.prismatic.config import TrainingImages, tiny
 from vla_rl.models.shipped import (
     BASE_POLICY,
     FLOW_BASE_POLICY,
+    GOAL_BASE_POLICY,
     PLACEHOLDER_BASE_POLICY,
     SHIPPED,
     SHIPPED_FLOW,
+    SHIPPED_GOAL,
     is_base_policy,
 )
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
@@ -177,12 +179,17 @@ def test_a_policy_that_was_asked_for_acts_on_any_assets(own_assets: str) -> None
         assert resolve_checkpoint(asked, own_assets) == asked
 
 
-def test_the_shipped_flow_policy_has_a_name_and_the_images_of_its_training(own_assets: str) -> None:
-    assert resolve_checkpoint(SHIPPED_FLOW, own_assets) == str(FLOW_BASE_POLICY)
-    assert is_base_policy(SHIPPED_FLOW)
-    assert is_base_policy(str(FLOW_BASE_POLICY))
-    assert describe_other_images(str(FLOW_BASE_POLICY), "wheels", 84, "fast") is None
-    line = describe_other_images(str(FLOW_BASE_POLICY), "stand-ins", 84, "fast")
+@pytest.mark.parametrize(
+    ("name", "folder"), [(SHIPPED_FLOW, FLOW_BASE_POLICY), (SHIPPED_GOAL, GOAL_BASE_POLICY)]
+)
+def test_another_shipped_policy_has_a_name_and_the_images_of_its_training(
+    name: str, folder: Path, own_assets: str
+) -> None:
+    assert resolve_checkpoint(name, own_assets) == str(folder)
+    assert is_base_policy(name)
+    assert is_base_policy(str(folder))
+    assert describe_other_images(str(folder), "wheels", 84, "fast") is None
+    line = describe_other_images(str(folder), "stand-ins", 84, "fast")
     assert line is not None
     assert "on LIBERO's own assets, not on stand-ins" in line
 
@@ -193,7 +200,7 @@ def test_assets_that_are_not_there_are_an_error_before_any_policy_is_chosen(tmp_
 
 
 def test_the_shipped_policies_are_there() -> None:
-    bases = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY)
+    bases = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY, GOAL_BASE_POLICY)
     assert all((base / "model.safetensors").is_file() for base in bases)
 
 

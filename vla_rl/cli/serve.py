@@ -70,7 +70,7 @@ class ServeConfig(DecodingConfig, frozen=True, kw_only=True):
 
     checkpoint: tyro.conf.Positional[str] = SHIPPED
     """Folder of a policy, of a checkpoint or of a run. shipped: the base policy of this package that
-    was trained on the assets in use; shipped_flow: its flow policy."""
+    was trained on the assets in use; shipped_flow: its flow policy; shipped_goal: its policy for libero_goal."""
 
     protocol: Literal["openpi", "openai"] = "openpi"
     """openpi: action chunks over a websocket. openai: chat, completions and responses of a language

@@ -213,7 +213,8 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
 
     Args:
         checkpoint: a folder, a hub id, or `shipped`: the base policy of this package that was
-            trained on the assets in use; `shipped_flow`: its flow policy.
+            trained on the assets in use; `shipped_flow`: its flow policy; `shipped_goal`: its policy for the ten tasks
+            of libero_goal.
         assets: the assets in use, as `find_assets` takes them.
 
     Raises: ConfigError if there are no assets.

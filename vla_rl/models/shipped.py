@@ -28,22 +28,32 @@ FLOW_BASE_POLICY: Final = ASSETS / "libero_flow_base"
 SHIPPED_FLOW: Final = "shipped_flow"
 """Name of this one, instead of its folder."""
 
+GOAL_BASE_POLICY: Final = ASSETS / "libero_goal_base"
+"""A policy for the ten tasks of libero_goal, also from where another of them has left the scene, drawn with
+LIBERO's own assets."""
+
+SHIPPED_GOAL: Final = "shipped_goal"
+"""Name of this one, instead of its folder."""
+
+_FOLDERS: Final = {SHIPPED_FLOW: FLOW_BASE_POLICY, SHIPPED_GOAL: GOAL_BASE_POLICY}
+
+NAMES: Final = (SHIPPED, *_FOLDERS)
+"""All names."""
+
 
 def is_base_policy(checkpoint: str) -> bool:
     """Return whether this names a LIBERO base policy of this package, however it is written."""
     folder = Path(checkpoint).expanduser().resolve()
-    shipped = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, FLOW_BASE_POLICY)
-    return checkpoint in (SHIPPED, SHIPPED_FLOW) or folder in [each.resolve() for each in shipped]
+    shipped = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, *_FOLDERS.values())
+    return checkpoint in NAMES or folder in [each.resolve() for each in shipped]
 
 
 def resolve_name(checkpoint: str, shipped: Path) -> str:
-    """Return the folder that `shipped` or `shipped_flow` stands for; any other text is a folder or hub id
-    already.
+    """Return the folder that a name stands for; any other text is a folder or hub id already.
 
     Args:
-        checkpoint: a name, a folder or a hub id.
+        checkpoint: `shipped`, `shipped_flow`, `shipped_goal`, a folder or a hub id.
         shipped: the one of the two base policies that `shipped` stands for here.
     """
-    if checkpoint == SHIPPED_FLOW:
-        return str(FLOW_BASE_POLICY)
-    return str(shipped) if checkpoint == SHIPPED else checkpoint
+    named = {SHIPPED: shipped, **_FOLDERS}
+    return str(named.get(checkpoint, checkpoint))

@@ -48,7 +48,7 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
 
     expert: str = SCRIPTED
     """scripted: the simulator's own, which knows the hidden state. Else the folder of another policy, shipped or
-    shipped_flow as in `policy`, or the address of a policy server (ws://HOST:PORT)."""
+    shipped_flow or shipped_goal as in `policy`, or the address of a policy server (ws://HOST:PORT)."""
 
     server: RemotePolicyConfig = RemotePolicyConfig()
     """How that server is asked."""

@@ -60,7 +60,8 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     checkpoint: tyro.conf.Positional[str] = SHIPPED
     """Folder or hub id of a checkpoint, or the address of a policy server, ws://HOST:PORT. shipped: the
-    base policy of this package that was trained on the assets in use; shipped_flow: its flow policy."""
+    base policy of this package that was trained on the assets in use; shipped_flow: its flow policy;
+    shipped_goal: its policy for the ten tasks of libero_goal."""
 
     suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:

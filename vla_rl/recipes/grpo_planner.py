@@ -50,7 +50,7 @@ from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.loading import CheckpointFormat, load_policy
-from vla_rl.models.shipped import SHIPPED
+from vla_rl.models.shipped import SHIPPED_GOAL
 from vla_rl.pipelines.config import PlannerTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.trainable_policy import require_trainable
@@ -105,8 +105,9 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     learns: Literal["both", "planner", "robot"] = "both"
     """Policies that learn; the other one keeps its weights."""
 
-    policy: str = SHIPPED
-    """Checkpoint of the robot's policy, as in `srpo_libero`."""
+    policy: str = SHIPPED_GOAL
+    """Checkpoint of the robot's policy, as in `srpo_libero`. shipped_goal: the one of this package that was trained on
+    all ten tasks of the scene."""
 
     planner_policy: str = NEW
     """Folder or hub id of the planner's language model. new: a small one with random weights, which learns to

@@ -82,7 +82,8 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     policy: str = SHIPPED
     """Folder or hub id of the checkpoint to start from: OpenVLA, OpenVLA-OFT, or a flow policy. shipped: the
     base policy of this package that was half trained on the assets in use, on the default tasks;
-    shipped_flow: its flow policy, half trained on tasks 7 to 9 of libero_goal."""
+    shipped_flow: its flow policy, half trained on tasks 7 to 9 of libero_goal; shipped_goal: its policy for all
+    ten."""
 
     held_out: HeldOutConfig = HeldOutConfig()
 

@@ -53,7 +53,7 @@ from vla_rl.evaluation.scenes import (
 )
 from vla_rl.evaluation.suites import Suite, list_suite_tasks, require_for_libero
 from vla_rl.models.loading import CheckpointFormat, DecodingConfig
-from vla_rl.models.shipped import SHIPPED, SHIPPED_FLOW
+from vla_rl.models.shipped import NAMES
 from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import (
@@ -80,7 +80,7 @@ class WatchConfig(DecodingConfig, frozen=True, kw_only=True):
     policy: str = "expert"
     """Policy that acts: expert (scripted, reads the hidden state), random, the folder of a
     checkpoint, or shipped: the base policy of this package that was trained on the assets in
-    use; shipped_flow: its flow policy."""
+    use; shipped_flow: its flow policy; shipped_goal: its policy for libero_goal."""
 
     episodes: PositiveInt = 1
     """Number of episodes of each task."""
@@ -110,9 +110,7 @@ class WatchConfig(DecodingConfig, frozen=True, kw_only=True):
         self.require(
             self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
         )
-        is_known = (
-            self.policy in ("expert", "random", SHIPPED, SHIPPED_FLOW) or Path(self.policy).is_dir()
-        )
+        is_known = self.policy in ("expert", "random", *NAMES) or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random, shipped or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
 

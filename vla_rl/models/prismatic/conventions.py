@@ -177,8 +177,8 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
 
     base_policy: str | None = None
     """Folder or hub id of the frozen base of a steered policy, if it is no longer where the head's folder says;
-    its digest has to be the one that the head was trained over. shipped, shipped_flow: this package's own.
-    none: the folder that the head names."""
+    its digest has to be the one that the head was trained over. shipped, shipped_flow, shipped_goal: this package's
+    own. none: the folder that the head names."""
 
     @property
     def torch_dtype(self) -> "torch.dtype | None":
