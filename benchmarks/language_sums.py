@@ -74,7 +74,7 @@ PLANNED: Final = {
     **{f"digits/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
     # vLLM's processes cost more CPU seconds here, so that fewer updates fit
     "vllm/0": Planned(("--engine.kind", "vllm", "--run.updates", "40")),
-    # conversations of two turns are five times as long
+    # an update of 256 conversations of two turns takes more than 250 CPU seconds
     "calculator/0": Planned(
         (
             *("--calculator", "--scorer", "exact", "--run.updates", "10"),

@@ -17,6 +17,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.recipes.grpo_planner import (
     GrpoPlannerConfig,
+    find_other_images,
     list_requests,
     main,
     make_team,
@@ -137,6 +138,13 @@ def test_who_learns_is_chosen_and_the_shipped_policies_make_the_team() -> None:
         team = make_team(parsed("--learns", learns, "--assets", "stand-ins").config)
         assert team.learning == wanted
         assert list(team.members) == ["planner", "robot"]
+
+
+def test_the_shipped_policy_on_placeholder_assets_is_told_with_the_one_that_suits() -> None:
+    assert find_other_images(parsed("--policy", "shipped", "--assets", "stand-ins").config) is None
+    line = find_other_images(parsed("--assets", "stand-ins").config)
+    assert line is not None
+    assert "on LIBERO's own assets, not on stand-ins (`shipped` names the one that was)" in line
 
 
 async def test_a_dry_run_opens_one_simulator_for_the_scene_that_all_requests_share(

@@ -47,7 +47,7 @@ class DaggerLiberoConfig(OffPolicyLiberoConfig, frozen=True, kw_only=True):
     """The head that is trained. A scale of 2 lets it choose any chunk, whatever the base would do."""
 
     expert: str = SCRIPTED
-    """scripted: the simulator's own, which knows the hidden state. Else the folder of another policy, shipped or
+    """scripted: the simulator's own, which knows the hidden state. Else the folder of another policy, shipped,
     shipped_flow or shipped_goal as in `policy`, or the address of a policy server (ws://HOST:PORT)."""
 
     server: RemotePolicyConfig = RemotePolicyConfig()

@@ -43,6 +43,8 @@ from vla_rl.evaluation.scenes import (
     LiberoScene,
     Physics,
     StepLimit,
+    assets_in_use,
+    describe_other_images,
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import LIBERO
@@ -257,10 +259,24 @@ def make_team(config: GrpoPlannerConfig) -> "Team":
     return vla_rl.Team(members, learning=None if config.learns == "both" else (config.learns,))
 
 
+def find_other_images(config: GrpoPlannerConfig) -> str | None:
+    """Return one line if the robot's policy will see other images than it was trained on, such as `shipped_goal` on
+    placeholder assets.
+    """
+    folder, source = (
+        resolve_checkpoint(config.policy, config.assets),
+        assets_in_use(config.assets).source,
+    )
+    return describe_other_images(folder, source, config.scene.image_size, config.scene.quality)
+
+
 async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     starts = training_starts(config)
+    # a drawing needs no assets
+    if not command.launch.draw and (warning := find_other_images(config)) is not None:
+        print(warning, flush=True)
     print(f"{len(starts)} requests, such as {excerpt(starts[0].env.kwargs['request'])}", flush=True)
     return await launch(
         command,
