@@ -1,11 +1,14 @@
 """The recorder of demonstrations: end to end, and what it refuses before anything is simulated."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
@@ -103,6 +106,22 @@ def test_what_two_workers_record_replays_to_success(
         assert str(recorded["task"]) == f"libero_goal/{task_id}"
         assert (recorded["executed_action"] != recorded["action"]).any(axis=1).all()
         _replay(recorded, task_id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_end_with_a_recorder_that_is_killed(tmp_path: Path) -> None:
+    recording = (sys.executable, "-m", "vla_rl.recipes.record_demonstrations", "--workers", "1")
+    options = ("--out", str(tmp_path), "--task-ids", "1", "--assets", "stand-ins", "--num", "30")
+    with subprocess.Popen([*recording, *options, "--image-size", "16"]) as recorder:
+        # killed in the middle of a task, which lasts for minutes
+        while not (first := list(tmp_path.glob("*/1/0000.npz"))) and recorder.poll() is None:
+            time.sleep(0.1)
+        workers = psutil.Process(recorder.pid).children(recursive=True)
+        recorder.kill()
+    assert first
+    assert len(workers) >= 1
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 def _replay(recorded: dict[str, np.ndarray], task_id: int) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import multiprocessing
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -49,6 +50,7 @@ from vla_rl.evaluation.suites import check_starts
 from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, NonNegativeInt, PositiveInt, Share, derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
+from vla_rl.util.processes import die_with_parent_only
 
 _LIBERO_OPTIONS: Final = MappingProxyType(
     {"scene_seeds": (0,), "after_tasks": (), "assets": None, "physics": "fast"}
@@ -312,7 +314,13 @@ def _record_tasks(config: RecordConfig) -> None:
     # not forked: each worker renders, and must not share a graphics context with this process
     spawned = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,
+        ProcessPoolExecutor(
+            config.workers,
+            mp_context=spawned,
+            # a worker looks for work only between tasks, which take minutes
+            initializer=die_with_parent_only,
+            initargs=(os.getpid(),),
+        ) as processes,
         Progress() as progress,
     ):
         bar = progress.add_task(config.suite, total=len(config.task_ids))
