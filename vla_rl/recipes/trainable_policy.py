@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerConfig
+from vla_rl.models.families import require_method
 
 if TYPE_CHECKING:
     from vla_rl.models.prismatic.config import LoraConfig
@@ -14,23 +15,13 @@ TrainedPart: TypeAlias = Literal["all", "expert"]
 
 def choose_trained_part(policy: Any, part: TrainedPart) -> None:
     """Let gradients reach the chosen part of a policy alone. Raises: ConfigError if it has no such part."""
-    if part == "all":
-        return
-    # imports torch, which `--help` does without
-    from vla_rl.models.flow.policy import FlowPolicy
-    from vla_rl.models.flow.trained_parts import choose_trained
-
-    if not isinstance(policy, FlowPolicy):
-        raise ConfigError(
-            f"train is {part!r}, but a {type(policy).__name__} has no expert for actions; expected all for "
-            "policies that are no flows"
-        )
-    choose_trained(policy.network, part, None, seed=0, freezes_prefix=True)
+    if part == "expert":
+        require_method(policy, "train_expert", "train expert")()
 
 
 def add_adapters(policy: Any, lora: "LoraConfig", seed: int) -> Any:
     """Return a policy with new adapters on what is trained. Raises: ConfigError if its family has none."""
-    from vla_rl.models.families import require_method
+    # imports torch, which `--help` does without
     from vla_rl.models.flow.policy import FlowPolicy
 
     if isinstance(policy, FlowPolicy):

@@ -50,6 +50,7 @@ from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
 from vla_rl.models.flow.real_time import continue_plans
 from vla_rl.models.flow.sampler import Chain, Draws, run_chain, scale_noise
+from vla_rl.models.flow.trained_parts import choose_trained
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
@@ -144,6 +145,10 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         num_bytes = self._prefixes.num_bytes
         self._prefixes.clear()
         return num_bytes
+
+    def train_expert(self) -> None:
+        """Let gradients reach the expert for actions alone; the prefix is frozen."""
+        choose_trained(self.network, "expert", None, seed=0, freezes_prefix=True)
 
     def copy(self) -> "FlowPolicy":
         """Return the same policy with its own copy of the weights."""
