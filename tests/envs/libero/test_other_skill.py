@@ -11,6 +11,7 @@ from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import expert
 from vla_rl.envs.libero.experts.motions import Goal
+from vla_rl.envs.libero.scene import Scene
 from vla_rl.errors import ConfigError, StartError
 from vla_rl.recipes.record_demonstrations import (
     RecordConfig,
@@ -59,14 +60,28 @@ def test_an_episode_begins_where_another_skill_ended(bowl_after_stove: LiberoEnv
     np.testing.assert_array_equal(again["image"], observation["image"])
 
 
-def test_starts_differ_by_how_far_the_hand_has_let_go(bowl_after_stove: LiberoEnv) -> None:
-    def finger_distance(start: int) -> float:
-        observation, _ = bowl_after_stove.reset(options={"init_state_id": start})
-        left, right = observation["state"][-2:]
-        return float(left - right)
+def test_the_hand_is_open_and_home_again(bowl_after_stove: LiberoEnv) -> None:
+    with contextlib.closing(make_env()) as without:
+        home, _ = without.reset(options={"init_state_id": 0})
+    observation, _ = bowl_after_stove.reset(options={"init_state_id": 0})
+    # initial states differ by a centimetre, and the way home ends 1.5 cm from it
+    np.testing.assert_allclose(observation["state"][:3], home["state"][:3], atol=0.03)
+    np.testing.assert_allclose(observation["state"][-2:], home["state"][-2:], atol=0.002)
 
-    # from start 0 the knob is still between the fingers, from start 10 they had ten control steps
-    assert finger_distance(0) < finger_distance(10)
+
+def test_a_skill_that_comes_undone_on_the_way_home_is_no_start(
+    bowl_after_stove: LiberoEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(scene: Scene) -> Iterator[np.ndarray]:
+        joint = scene.model.joint("flat_stove_1_button")
+        scene.data.qpos[joint.qposadr] = 0.0
+        yield np.zeros(7, np.float32)
+
+    monkeypatch.setattr(expert, "return_home", spoil)
+    with pytest.raises(
+        StartError, match="turnon flat_stove_1 came undone while the hand went home"
+    ):
+        bowl_after_stove.reset(options={"init_state_id": 0})
 
 
 def test_an_arm_that_has_put_a_bottle_on_the_cabinet_can_go_on() -> None:

@@ -76,6 +76,38 @@ def test_each_goal_is_progress_and_success_does_not_end_the_episode(make_env: An
     assert (reward, info["is_success"]) == (-0.5, False)
 
 
+def test_the_hand_goes_home_once_something_is_newly_true(make_env: Any) -> None:
+    env = make_env(goals=[DRAWER, STOVE])
+    home = env.reset(options={"init_state_id": 2})[0]["state"][:3]
+
+    def lower_hand() -> Any:
+        for _ in range(12):
+            env.step(np.array([0.5, 0.5, -1, 0, 0, 0, 1], np.float32))
+        return env.step(IDLE)
+
+    away, _, _, _, info = lower_hand()
+    assert np.linalg.norm(away["state"][:3] - home) > 0.1
+    before = info["num_steps"]
+    env.render_every_step = False  # inside of a chunk
+    assert turn_knob(env)[2]["num_steps"] == before + 1
+    env.render_every_step = True
+    back, _, _, _, info = env.step(IDLE)
+    assert np.linalg.norm(back["state"][:3] - home) < 0.03
+    assert back["state"][-2] > 0.037  # the fingers are open
+    assert info["num_steps"] > before + 20  # the way home counts
+    # what was told once sends the hand home no more
+    assert np.linalg.norm(lower_hand()[0]["state"][:3] - home) > 0.1
+
+
+def test_the_way_home_ends_at_the_step_limit(make_env: Any) -> None:
+    env = make_env(goals=[DRAWER], step_limit=20)
+    for _ in range(12):
+        env.step(np.array([0.5, 0.5, -1, 0, 0, 0, 1], np.float32))
+    set_joint(env, "wooden_cabinet_1_middle_level", -0.15)
+    _, reward, _, truncated, info = env.step(IDLE)
+    assert (reward, truncated, info["num_steps"]) == (1.0, True, 20)
+
+
 def test_in_an_order_the_later_goal_counts_only_after_the_earlier_one(make_env: Any) -> None:
     env = make_env(goals=[STOVE, DRAWER], in_order=True)
     assert pull_drawer(env)[0] == 0.0

@@ -103,7 +103,7 @@ class LiberoEnv(ImageEnv[Scene]):
             chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
         after_task: number of a task of the suite, in the same scene, whose scripted expert acts first: an episode
-            begins where that task was solved. None: nothing acts before the episode.
+            begins when that task is solved and the hand is home again. None: nothing acts before the episode.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling, with a plainer
             robot, and without detail that images of this size cannot show.
 
@@ -257,14 +257,12 @@ class LiberoEnv(ImageEnv[Scene]):
         for _ in range(self._num_settle_steps):
             scene.run_control_step(np.array(IDLE_ACTION))
         if self._other_goals:
-            self._run_other_skill(init_state_id)
+            self._run_other_skill()
 
-    def _run_other_skill(self, init_state_id: int) -> None:
-        from vla_rl.envs.libero.experts.expert import NUM_RELEASES, start_after
+    def _run_other_skill(self) -> None:
+        from vla_rl.envs.libero.experts.expert import start_after
 
-        # A planner calls the next skill at once, or when the hand has let go: starts have both.
-        num_steps = init_state_id % NUM_RELEASES
-        start_after(self.scene, self.task, self._other_goals, num_steps)
+        start_after(self.scene, self.task, self._other_goals)
 
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()

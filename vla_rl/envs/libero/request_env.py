@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from vla_rl.envs.libero.env import LiberoEnv
 from vla_rl.envs.libero.task_files import read_goals, read_names
 from vla_rl.envs.libero.tasks import Task, list_tasks
@@ -41,6 +43,9 @@ class LiberoRequestEnv(LiberoEnv):
     Reward: the change of the progress in that control step. Progress is the share of the goals that hold,
         less that share for each forbidden one that holds; with `in_order`, goals count from the first on, as
         long as each came true after the one before it; one that comes undone for a second comes true anew.
+    The hand: after a chunk at whose end a sentence of the scene is newly true, the hand lets go and returns to where
+        episodes begin, in 20 to 45 further control steps that count, so that the next skill begins where skills are
+        learnt. A single control step is a chunk.
     Truncated: after `step_limit` control steps. It never terminates by itself.
     Info: also goals (for each, whether it holds) and scene (true sentences; absent inside of a chunk), and at
         the start request and skills (the instructions of the suite's tasks in this scene). `is_success`: all
@@ -84,6 +89,8 @@ class LiberoRequestEnv(LiberoEnv):
         self._missed = [0] * len(goals)
         """Control steps since each goal held last."""
         self._progress = 0.0
+        self._known: set[str] = set()
+        """Facts that held when somebody looked last."""
 
     @classmethod
     def prepare(
@@ -110,6 +117,7 @@ class LiberoRequestEnv(LiberoEnv):
         self._came_true, self._missed = [-1] * len(self._goals), [0] * len(self._goals)
         observation, _ = super().reset(seed=seed, options=options)
         self._look_at_goals()
+        self._known = self._list_facts()
         self._progress, self._is_success = self._measure_progress()
         return observation, self._info()
 
@@ -119,6 +127,7 @@ class LiberoRequestEnv(LiberoEnv):
             **super().get_state(),
             "came_true": list(self._came_true),
             "missed": list(self._missed),
+            "known": sorted(self._known),
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
@@ -132,15 +141,36 @@ class LiberoRequestEnv(LiberoEnv):
             )
         observation = super().set_state(state)
         self._came_true, self._missed = came_true, missed
+        self._known = set(state.get("known", self._list_facts()))
         self._holds = [self.scene.holds(goal) for goal in self._goals]
         self._progress, _ = self._measure_progress()
         return observation
 
     def _evaluate_step(self, is_goal_reached: bool) -> tuple[float, bool, bool]:
         self._look_at_goals()
+        # Inside of a chunk nobody looks, and the rest of its rows was chosen for a hand that stays.
+        if self.render_every_step:
+            self._return_after_news()
         before = self._progress
         self._progress, is_success = self._measure_progress()
         return self._progress - before, is_success, False
+
+    def _return_after_news(self) -> None:
+        from vla_rl.envs.libero.experts.motions import return_home
+
+        known, self._known = self._known, self._list_facts()
+        if self._known <= known:
+            return
+        for action in return_home(self.scene):
+            if self._num_steps == self.step_limit:
+                return
+            self.scene.run_control_step(action.astype(np.float64))
+            self._num_steps += 1
+            self._look_at_goals()
+        self._known = self._list_facts()
+
+    def _list_facts(self) -> set[str]:
+        return {" ".join(fact) for fact in self._facts if self.scene.holds(fact)}
 
     def _look_at_goals(self) -> None:
         self._holds = [self.scene.holds(goal) for goal in self._goals]
@@ -168,7 +198,7 @@ class LiberoRequestEnv(LiberoEnv):
         info = super()._settings()
         # Sentences only where somebody looks: inside of a chunk nobody does.
         if self.render_every_step or self._is_over:
-            info["scene"] = [_make_sentence(fact) for fact in self._facts if self.scene.holds(fact)]
+            info["scene"] = [make_sentence(fact) for fact in self._facts if self.scene.holds(fact)]
         if self._num_steps == 0:
             info |= {"request": self._request, "skills": self._skills}
         return {**info, "goals": list(self._holds)}
@@ -224,7 +254,8 @@ def list_skills(task: Task) -> list[str]:
     ]
 
 
-def _make_sentence(fact: Sequence[str]) -> str:
+def make_sentence(fact: Sequence[str]) -> str:
+    """Return a fact in words, such as "The flat stove is on." for ["turnon", "flat_stove_1"]."""
     return SENTENCES[fact[0]].format(*(name_in_words(name) for name in fact[1:]))
 
 

@@ -3,7 +3,6 @@ goal.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from vla_rl.envs.libero.experts.motions import (
     Motion,
     UnreachableError,
     read_goals,
+    return_home,
     sort_goals,
 )
 from vla_rl.envs.libero.experts.not_from_above import make_room, needs_push, push, put_under_roof
@@ -123,20 +123,14 @@ def _open_before_grasp(scene: Scene, hand: Hand, name: str, region: str) -> Moti
     yield from open_drawer(scene, hand, region)
 
 
-NUM_RELEASES: Final = 11
-"""Starts differ by 0 to 10 control steps in which the hand lets go; an open hand takes 8."""
-
-
-def start_after(
-    scene: Scene, task: Task, goals: Sequence[Sequence[str]], num_release_steps: int = 0
-) -> None:
-    """Make a start in a scene that another skill has moved: run the expert until goals of another task hold.
+def start_after(scene: Scene, task: Task, goals: Sequence[Sequence[str]]) -> None:
+    """Make a start in a scene that another skill has moved: run the expert until goals of another task hold, and
+    bring the hand home.
 
     Args:
         scene: the scene of `task` at the start of an episode; it is moved.
         task: the task of the episode that begins then.
         goals: predicates such as ["on", "plate_1", "flat_stove_1_cook_region"].
-        num_release_steps: control steps in which the hand opens then, where it is.
 
     Raises: StartError if the goals do not hold within the suite's step limit, or if the task is solved by it.
     """
@@ -151,8 +145,14 @@ def start_after(
             )
         scene.run_control_step(expert.act().astype(np.float64))
         num_steps += 1
-    for action in Hand(scene).hold(OPEN, num_release_steps):
+    for action in return_home(scene):
         scene.run_control_step(action.astype(np.float64))
+    # a thing that was gripped when the goal held may have fallen
+    if not all(scene.holds(goal) for goal in goals):
+        raise StartError(
+            f"{' and '.join(' '.join(goal) for goal in goals)} came undone while the hand went home; choose "
+            "another start."
+        )
     if all(goal.is_met(scene) for goal in read_goals(scene)):
         raise StartError(
             f"the expert that acted first has solved {task.key}; choose another after_task."

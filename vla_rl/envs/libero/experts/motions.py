@@ -15,6 +15,7 @@ import numpy as np
 
 from vla_rl.envs.libero.experts.geometry import get_highest_reach, rotation_vector
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.mujoco.loading import load_mujoco
 
 # Switches and doors come first, while the hand's way is free, and doors are shut after things were
 # put behind them.
@@ -206,6 +207,42 @@ class Hand:
             yield make_command(
                 point - self.position, rotation_vector(rotation @ self.rotation.T), gripper
             )
+
+
+_RELEASE_STEPS: Final = 10
+"""Control steps in which a hand opens for sure."""
+
+_NEAR_HOME_M: Final = 0.05
+"""Distance from home at which nothing can be in the way."""
+
+_HOME_STEPS: Final = 60
+"""Most control steps of the way home, 3 s; it takes 20 to 45."""
+
+
+def return_home(scene: Scene) -> Motion:
+    """Let go, rise, and go back to where the hand is at the start of episodes."""
+    hand = Hand(scene)
+    position, rotation = find_home(scene)
+    for _ in range(_RELEASE_STEPS):
+        if hand.opening_m < _OPEN_M:
+            yield from hand.hold(OPEN, 1)
+    if np.linalg.norm(position - hand.position) > _NEAR_HOME_M:
+        yield from hand.rise(OPEN)
+    yield from hand.go(position, rotation, OPEN, max_steps=_HOME_STEPS)
+
+
+def find_home(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """Return position, float64 [3], and rotation, float64 [3, 3], of the hand with the joints at which robosuite
+    starts the arm; initial states differ from it by a centimetre.
+    """
+    mujoco = load_mujoco()
+    robot = scene.domain.robots[0]
+    posed = mujoco.MjData(scene.model)
+    posed.qpos[:] = scene.data.qpos
+    posed.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
+    mujoco.mj_kinematics(scene.model, posed)
+    site = posed.site("gripper0_grip_site")
+    return np.array(site.xpos), np.array(site.xmat).reshape(3, 3)
 
 
 def make_command(
