@@ -23,10 +23,12 @@ from vla_rl.pipelines.registry import (
 )
 from vla_rl.recipes.dagger_libero import DaggerLiberoConfig
 from vla_rl.recipes.grpo_pair import GrpoPairConfig
+from vla_rl.recipes.grpo_planner import GrpoPlannerConfig
 from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
+from vla_rl.recipes.sft_text import SftTextConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
@@ -100,6 +102,25 @@ def test_the_number_of_conversations_follows_the_size_of_an_update() -> None:
     assert parse_options(GrpoPromptsConfig, *arguments).text.num_envs == 32
     assert parse_options(GrpoPromptsConfig, "--group-size=16").text.num_envs == 64
     assert parse_options(GrpoPromptsConfig).text.num_envs == 64
+
+
+def test_the_planner_s_learning_rate_follows_the_planner() -> None:
+    def rate(*arguments: str) -> float:
+        return float(parse_options(GrpoPlannerConfig, *arguments).planner_optimizer.lr)
+
+    assert rate() == rate("--planner-policy", "new") == 1e-4
+    assert rate("--planner-policy", "smollm2") == 1.5e-5
+    assert rate("--planner-policy", "smollm2", "--planner-optimizer.lr", "3e-5") == 3e-5
+
+
+def test_a_new_language_model_has_room_for_the_conversations_of_its_task() -> None:
+    def sizes(*arguments: str) -> tuple[int, int, int]:
+        shape: Any = parse_command(Launch, SftTextConfig, "", list(arguments)).config.shape
+        return shape.context_size, shape.vocab_size, shape.hidden_size
+
+    assert sizes() == sizes("--task", "arithmetic_pair") == (256, 512, 64)
+    assert sizes("--task", "requests") == (2048, 1024, 128)
+    assert sizes("--task", "requests", "--shape.context-size", "900") == (900, 1024, 128)
 
 
 def test_a_command_without_any_option_takes_the_recipe_s_defaults() -> None:

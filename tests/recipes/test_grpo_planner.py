@@ -1,5 +1,7 @@
 """The recipe of a planner and a robot: its requests are drawn or read, checked before anything starts, and run."""
 
+import asyncio
+import itertools
 import json
 import os
 import re
@@ -8,13 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from vla_rl.cli import dry_run
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.env_workers import SimulatorConfig
+from vla_rl.envs.libero.request_env import list_facts, list_skills, make_sentence
+from vla_rl.envs.libero.requests import Request, draw_requests
+from vla_rl.envs.libero.task_files import read_goals
+from vla_rl.envs.libero.tasks import find_task, list_tasks
 from vla_rl.errors import ConfigError, DataError
+from vla_rl.models.language import load_language_model
+from vla_rl.models.shipped import GOAL_PLANNER
 from vla_rl.recipes.grpo_planner import (
     GrpoPlannerConfig,
     find_other_images,
@@ -25,8 +35,19 @@ from vla_rl.recipes.grpo_planner import (
     training_starts,
     validation_starts,
 )
+from vla_rl.recipes.request_plans import NUM_REQUESTS, SUITE, demonstrate_plan
 from vla_rl.reporting import read_metrics
-from vla_rl.types import EnvSpec
+from vla_rl.rollout import EngineTeam, planner_agent
+from vla_rl.rollout.planner_agent import PLANNER, ROBOT
+from vla_rl.types import (
+    ActionChunk,
+    ChunkOutcome,
+    EnvSpec,
+    EpisodeSpec,
+    Info,
+    Observation,
+    Sampling,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m vla_rl\.recipes\.grpo_planner(.*?)#", PAGE, re.MULTILINE)
@@ -167,6 +188,108 @@ def test_requests_of_two_scenes_have_two_simulators_to_open() -> None:
     kwargs = {**starts[2].env.kwargs, "task_id": 5}
     other = replace(starts[2], env=replace(starts[2].env, kwargs=kwargs))
     assert one_env_of_each_scene([*starts, other]) == [starts[0].env, other.env]
+
+
+def read_plan(seed: int, mistakes: float) -> tuple[str, list[tuple[str, str]], str]:
+    """Return the request of a demonstrated plan, its calls with their answers, and the last one's name."""
+    conversation = demonstrate_plan(seed, mistakes)
+    calls = [
+        (json.loads(said.tool_calls[0].arguments)["instruction"], answer.content)
+        for said, answer in itertools.pairwise(conversation)
+        if said.tool_calls and answer.role == "tool"
+    ]
+    names = [call.name for said in conversation for call in said.tool_calls]
+    return conversation[1].content, calls, names[-1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_without_mistakes_asks_for_what_is_left_until_all_is_done(seed: int) -> None:
+    words, calls, last = read_plan(seed, mistakes=0.0)
+    (request,) = {each for each in draw_requests("train", NUM_REQUESTS) if each.request == words}
+    done = [instruction for instruction, answer in calls if not answer.startswith("ran 150 steps")]
+    skills = list_skills(find_task("libero_goal", 0))
+    goals = {task.instruction: read_goals(task.goal_file) for task in list_tasks("libero_goal")}
+    assert all(instruction in skills for instruction, _ in calls)
+    assert all(goal.split() in goals[each] for goal, each in zip(request.goals, done, strict=False))
+    assert (last == "finish" and len(done) == len(request.goals)) or len(calls) == 8
+    # a call that failed is repeated
+    failed = [number for number, (_, answer) in enumerate(calls) if "ran 150 steps" in answer]
+    assert all(calls[number][0] == calls[number + 1][0] for number in failed)
+
+
+def test_mistaken_plans_end_early_or_ask_for_another_skill() -> None:
+    plans = [read_plan(seed, mistakes=0.5) for seed in range(60)]
+    assert any(not calls for _, calls, _ in plans)
+    right = {seed: [each for each, _ in read_plan(seed, 0.0)[1]] for seed in range(60)}
+    assert any({each for each, _ in plan[1]} - {*right[seed]} for seed, plan in enumerate(plans))
+
+
+class WorldOfWords:
+    """A scene and a robot in one, in which every call does at once what it says."""
+
+    def __init__(self, episode: EpisodeSpec, request: Request) -> None:
+        self.episode, self._request = episode, request
+        self._goals = {task.instruction: read_goals(task.goal_file) for task in list_tasks(SUITE)}
+        self._holds: list[list[str]] = []
+        self._instruction = ""
+
+    async def reset(self) -> tuple[Observation, Info]:
+        return {"state": np.zeros(1, np.float32)}, self._info()
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        self._instruction = observation["instruction"]
+        zeros = np.zeros(1, np.float32)
+        return ActionChunk(
+            actions=np.zeros((1, 7), np.float32), tokens=zeros, log_probs=zeros, weight_version=0
+        )
+
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
+        self._holds += self._goals[self._instruction]
+        return ChunkOutcome(
+            observation={"state": np.zeros(1, np.float32)},
+            rewards=np.zeros(1, np.float32),
+            terminated=False,
+            truncated=False,
+            info=self._info(),
+        )
+
+    def _info(self) -> Info:
+        facts = list_facts(find_task(SUITE, 0))
+        wanted, unwanted = (
+            [each.split() in self._holds for each in predicates]
+            for predicates in (self._request.goals, self._request.forbidden)
+        )
+        return {
+            "request": self._request.request,
+            "scene": [make_sentence(fact) for fact in facts if fact in self._holds],
+            "skills": list(self._goals),
+            "is_success": all(wanted) and not any(unwanted),
+        }
+
+
+@pytest.mark.slow
+async def test_the_shipped_planner_half_knows_what_requests_ask_for() -> None:
+    async def run(number: int, request: Request) -> bool:
+        episode = EpisodeSpec(
+            episode_id=number, group_id=number, member=0, env=EnvSpec(id="words"), task="words",
+            seed=number, policy_seed=number, sampling=Sampling(greedy=True),
+        )  # fmt: skip
+        world: Any = WorldOfWords(episode, request)
+        team = EngineTeam({PLANNER: chat, ROBOT: world})
+        policies: Any = team.make_policies(episode)
+        return (await planner_agent(world, policies)).is_success
+
+    planner = load_language_model(str(GOAL_PLANNER))
+    requests = draw_requests("train", 20)
+    async with (
+        DeviceLane(num_threads=1) as lane,
+        TorchChatEngine(planner, lane, EngineConfig(max_reply=160)) as chat,
+    ):
+        outcomes = await asyncio.gather(*(run(*each) for each in enumerate(requests)))
+    # one that knows the form of calls alone fulfils 1 of 60
+    assert 10 <= sum(outcomes) < 20
 
 
 @pytest.mark.slow

@@ -245,7 +245,10 @@ def _defaults(
     younger = {name: value for name, value in recorded_before.items() if name in known}
     in_file = {} if path is None else {**younger, **read_table(path, config_type)}
     if not issubclass(config_type, LearningConfig):
-        return config_type() if path is None else convert(in_file, config_type, str(path))
+        values = merge_tables(msgspec.to_builtins(config_type(), enc_hook=str), in_file)
+        followed = follow(values, in_file, arguments)
+        given = merge_tables(values, followed) if followed else in_file
+        return convert(given, config_type, "the defaults" if path is None else str(path))
     recipe = config_type()
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline

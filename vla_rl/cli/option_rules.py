@@ -98,6 +98,24 @@ def _ranks(options: Options) -> int:
     return int(ranks if parallel < 1 else -(-ranks // parallel) * parallel)
 
 
+PLANNER_SHAPE: Final = {
+    "hidden_size": 128, "num_layers": 4, "num_heads": 4, "intermediate_size": 512, "context_size": 2048,
+    "vocab_size": 1024,
+}  # fmt: skip
+"""Sizes at which a new language model has room for a planner's conversation and learns what requests mean; half of
+them learnt the form of calls alone."""
+
+
+def _for_plans(name: str, size: int, options: Options) -> int:
+    return size if options["task"] == "requests" else int(options[f"shape.{name}"])
+
+
+def _planner_rate(options: Options) -> float:
+    """Return a rate that a public language model stands; the small ones of this package take a larger one."""
+    own = options["planner_policy"] in ("shipped", "new")
+    return float(options["planner_optimizer.lr"]) if own else 1.5e-5
+
+
 CAPACITY: Final = (
     "group_size",
     "scheduler.groups_per_update",
@@ -131,6 +149,11 @@ FOLLOWING: Final = (
         partial(_decay, "critic"),
     ),
     Follows("learner.ranks", ("learner.tensor_parallel",), _ranks),
+    Follows("planner_optimizer.lr", ("planner_policy",), _planner_rate, is_number=False),
+    *(
+        Follows(f"shape.{name}", ("task",), partial(_for_plans, name, size), is_number=False)
+        for name, size in PLANNER_SHAPE.items()
+    ),
 )
 """Every option whose default depends on others, in the order in which they follow."""
 

@@ -35,6 +35,9 @@ LIBERO's own assets."""
 SHIPPED_GOAL: Final = "shipped_goal"
 """Name of this one, instead of its folder."""
 
+GOAL_PLANNER: Final = ASSETS / "libero_goal_planner"
+"""A small language model that was shown how requests in the scene of libero_goal are fulfilled, with mistakes."""
+
 _FOLDERS: Final = {SHIPPED_FLOW: FLOW_BASE_POLICY, SHIPPED_GOAL: GOAL_BASE_POLICY}
 
 NAMES: Final = (SHIPPED, *_FOLDERS)

@@ -10,6 +10,7 @@ the robot by its calls (`--advantage.name hierarchical_rloo`):
     --learns planner, --learns robot    one learns, the other keeps its weights
     --advantage.name grpo               one advantage for all decisions of an agent in an episode
     --planner-policy smollm2            a public language model (`vla-rl install smollm2`)
+    --planner-policy new                a small one with random weights
     --requests my_requests.jsonl        requests of your own
 
 Held-out requests, in other words and of other combinations of skills, are run before the first update and
@@ -52,9 +53,10 @@ from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.loading import CheckpointFormat, load_policy
-from vla_rl.models.shipped import SHIPPED_GOAL
+from vla_rl.models.shipped import GOAL_PLANNER, SHIPPED, SHIPPED_GOAL
 from vla_rl.pipelines.config import PlannerTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.recipes.request_plans import SCENE_TASK, SUITE
 from vla_rl.recipes.trainable_policy import require_trainable
 from vla_rl.rollout import PlannerConfig, SchedulerConfig, TaskStart, planner_agent
 from vla_rl.rollout.planner_agent import DO, FINISH, MANUAL, PLANNER, ROBOT
@@ -67,10 +69,6 @@ if TYPE_CHECKING:
 
 
 ENV_ID: Final = "vla_rl/libero_request-v0"
-SUITE: Final = "libero_goal"
-SCENE_TASK: Final = 0
-"""The task of the suite whose scene and starts the requests have; all ten share one scene."""
-
 NEW: Final = "new"
 NUM_STARTS: Final = 40
 """Starts of training; held-out requests have the next ten."""
@@ -102,7 +100,8 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     """Learner of both policies; `planner_optimizer` replaces its optimizer for the planner."""
 
     planner_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, warmup_steps=4)
-    """Optimizer of the planner."""
+    """Optimizer of the planner. Its rate suits the small planners of this package; for another one it is 1.5e-5, unless
+    it is set."""
 
     learns: Literal["both", "planner", "robot"] = "both"
     """Policies that learn; the other one keeps its weights."""
@@ -111,9 +110,9 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     """Checkpoint of the robot's policy, as in `srpo_libero`. shipped_goal: the one of this package that was trained on
     all ten tasks of the scene."""
 
-    planner_policy: str = NEW
-    """Folder or hub id of the planner's language model. new: a small one with random weights, which learns to
-    choose among the skills."""
+    planner_policy: str = SHIPPED
+    """Folder or hub id of the planner's language model. shipped: the small one of this package, which `sft_text --task
+    requests` was shown plans with mistakes. new: a small one with random weights, whose first updates find nothing."""
 
     requests: str | None = None
     """File of requests to train on, .jsonl or .parquet, with the fields of `Request`. None: drawn ones."""
@@ -239,7 +238,10 @@ def make_validation(config: GrpoPlannerConfig) -> Validation | None:
 def make_planner(config: GrpoPlannerConfig) -> "LanguageModel[Any]":
     """Load the planner, or make a new one whose tokenizer knows the words of requests and skills."""
     if config.planner_policy != NEW:
-        return language.load_language_model(config.planner_policy)
+        is_shipped = config.planner_policy == SHIPPED
+        return language.load_language_model(
+            str(GOAL_PLANNER) if is_shipped else config.planner_policy
+        )
     skills = list_skills(find_task(SUITE, SCENE_TASK))
     texts = [MANUAL, DO, FINISH, *skills, *(each.request for each in draw_requests("train", 200))]
     shape = language.TinyConfig(context_size=4096, vocab_size=1024)

@@ -6,6 +6,7 @@ Supervised learning from random weights on conversations about sums that contain
 policy that `grpo_text` improves, in Hugging Face's layout. It takes minutes on one core.
 `--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
 `--task sums --policy smollm2` shows a model that exists how the calculator of `grpo_sums` is called.
+`--task requests --out planner` makes a planner for `grpo_planner` (`--planner-policy planner`).
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new_folder
+from vla_rl.recipes.request_plans import demonstrate_plan, list_planner_tools
 from vla_rl.run.supervised import train_supervised
 from vla_rl.types import Config, Message, PositiveInt, ReadIf, ToolSpec, derive_seed
 
@@ -49,7 +51,8 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small language policy."""
 
     READ_IF: ClassVar[tuple[ReadIf, ...]] = (
-        ReadIf(("num_operators", "num_digits", "operators", "mistakes"), "task", DRAWN),
+        ReadIf(("num_operators", "num_digits", "operators"), "task", DRAWN),
+        ReadIf(("mistakes",), "task", (*DRAWN, "requests")),
         ReadIf(("shape",), "policy", ("none",)),
     )
 
@@ -74,9 +77,10 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """smollm2, or the folder, GGUF file or hub id of a causal language model with a chat template
     that is trained further. none: a new one of the size `shape`."""
 
-    task: Literal["arithmetic", "arithmetic_pair", "sums"] = "arithmetic"
+    task: Literal["arithmetic", "arithmetic_pair", "sums", "requests"] = "arithmetic"
     """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker,
-    for `grpo_pair`; sums: one call of the calculator and the right answer, for `grpo_sums`."""
+    for `grpo_pair`; sums: one call of the calculator and the right answer, for `grpo_sums`; requests: a
+    planner calls a robot, for `grpo_planner`."""
 
     num_operators: int = 2
     """Operations in a sum: at most as many as in the environment."""
@@ -123,6 +127,8 @@ def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]
     seed = derive_seed(config.seed, "conversation", number)
     if config.task == "sums":
         return sums.demonstrate_sum(seed)
+    if config.task == "requests":
+        return demonstrate_plan(seed, config.mistakes)
     made = draw_pair_conversation if config.task == "arithmetic_pair" else draw_conversation
     return made(
         seed,
@@ -135,6 +141,8 @@ def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]
 
 def list_tools(config: SftTextConfig) -> Sequence[ToolSpec]:
     """Return the tools that the environment of the task describes to the policy."""
+    if config.task == "requests":
+        return list_planner_tools()
     return sums.TOOLS if config.task == "sums" else TOOLS
 
 

@@ -177,10 +177,9 @@ class _Workplace:
                     f"planner.instructions is 'skills', but {self.episode.env.id} names none in the info "
                     "of its reset (`skills`, a list of instructions); expected 'any' there"
                 )
-        asked = " ".join([self._request, *self._list_scene()])
         return TextStart(
-            messages=(Message(role="system", content=MANUAL), Message(role="user", content=asked)),
-            tools=self._describe_tools(),
+            messages=make_question(self._request, self._list_scene()),
+            tools=describe_tools(self._skills, self._settings),
             agent=PLANNER,
             options=self._reply_options,
         )
@@ -198,9 +197,9 @@ class _Workplace:
         if call is not None:
             outcome, answer = await self._answer_call(call)
         answers = [
-            *([] if call is None else [_make_answer(call, answer)]),
+            *([] if call is None else [make_answer(call, answer)]),
             *(
-                _make_answer(each, "error: not run, expected one call in a reply")
+                make_answer(each, "error: not run, expected one call in a reply")
                 for each in message.tool_calls[1:]
             ),
             *(Message(role="tool", content=f"error: {error}") for error in message.call_errors),
@@ -310,31 +309,6 @@ class _Workplace:
             return f"error: no instruction {excerpt(found.instruction)}, expected one of the tool's"
         return found
 
-    def _describe_tools(self) -> tuple[ToolSpec, ...]:
-        words: dict[str, Any] = {"type": "string"}
-        words |= {"enum": list(self._skills)} if self._skills else {"maxLength": MAX_INSTRUCTION}
-        steps = {"type": "integer", "minimum": 1, "maximum": self._settings.max_call_steps}
-        is_strict = self._settings.replies == "calls"
-        return (
-            ToolSpec(
-                name=DO,
-                description="Let the robot follow one instruction.",
-                parameters={
-                    "type": "object",
-                    "properties": {"instruction": words, "max_steps": steps},
-                    "required": ["instruction"],
-                    "additionalProperties": False,
-                },
-                is_strict=is_strict,
-            ),
-            ToolSpec(
-                name=FINISH,
-                description="End: the request is fulfilled.",
-                parameters={"type": "object", "properties": {}, "additionalProperties": False},
-                is_strict=is_strict,
-            ),
-        )
-
     @property
     def _reply_options(self) -> ReplyOptions:
         if self._settings.replies == "free":
@@ -361,5 +335,39 @@ class _Workplace:
         )
 
 
-def _make_answer(call: ToolCall, text: str) -> Message:
+def make_question(request: str, scene: Sequence[str]) -> tuple[Message, ...]:
+    """Return the messages with which a planner's episode begins: the rules, then request and scene in words."""
+    asked = " ".join([request, *scene])
+    return Message(role="system", content=MANUAL), Message(role="user", content=asked)
+
+
+def make_answer(call: ToolCall, text: str) -> Message:
+    """Return the answer to a call."""
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
+
+
+def describe_tools(skills: Sequence[str], settings: PlannerConfig) -> tuple[ToolSpec, ...]:
+    """Return the two tools; without skills any instruction may be given."""
+    words: dict[str, Any] = {"type": "string"}
+    words |= {"enum": list(skills)} if skills else {"maxLength": MAX_INSTRUCTION}
+    steps = {"type": "integer", "minimum": 1, "maximum": settings.max_call_steps}
+    is_strict = settings.replies == "calls"
+    return (
+        ToolSpec(
+            name=DO,
+            description="Let the robot follow one instruction.",
+            parameters={
+                "type": "object",
+                "properties": {"instruction": words, "max_steps": steps},
+                "required": ["instruction"],
+                "additionalProperties": False,
+            },
+            is_strict=is_strict,
+        ),
+        ToolSpec(
+            name=FINISH,
+            description="End: the request is fulfilled.",
+            parameters={"type": "object", "properties": {}, "additionalProperties": False},
+            is_strict=is_strict,
+        ),
+    )
