@@ -9,11 +9,10 @@ Keys of the last line:
                                                rate, mean of the seeds; goal <= 0.7
     small_game_at_equal_rates                  the largest of the same ratios at equal learning rates
     env_idle_while_planner_thinks              share of the time of 16 leased environments in which their
-                                               episode waits for the planner (a generated language model of a
-                                               million weights, engine of torch); goal <= 0.2. Replies have at
-                                               most 32 tokens, calls 100 control steps. The environments take
-                                               15 ms for each, as LIBERO with small images does, and nothing of
-                                               the processor
+                                               episode waits for the planner (the one that ships, engine of
+                                               torch); goal <= 0.2. Replies have at most 32 tokens, calls 100
+                                               control steps. The environments take 15 ms for each, as LIBERO
+                                               with small images does, and nothing of the processor
     skills_above_60, skills_above_60_after_another   of the skills that `benchmarks.planner_skills` has evaluated;
                                                null before it has; goal 10 each
 """

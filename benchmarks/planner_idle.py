@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
-from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.models.language import load_language_model
+from vla_rl.models.shipped import GOAL_PLANNER
 from vla_rl.rollout import EngineTeam, PlannerConfig, planner_agent
-from vla_rl.rollout.planner_agent import DO, MANUAL, PLANNER, ROBOT
+from vla_rl.rollout.planner_agent import DO, PLANNER, ROBOT
 from vla_rl.types import (
     ANY_REPLY,
     ActionChunk,
@@ -120,8 +121,7 @@ class TimedPlanner:
 
 async def measure_idle_share(num_episodes: int) -> float:
     """Return the share of the environments' time in which their episode waits for the planner."""
-    texts = [MANUAL, '{"name": "do", "arguments": {"instruction": "', '", "max_steps": ', *SKILLS]
-    model = tiny(TinyConfig(context_size=4096), texts, seed=0)
+    model = load_language_model(str(GOAL_PLANNER))
     waited = leased = 0.0
 
     async def run(number: int, team: EngineTeam) -> None:

@@ -7,13 +7,13 @@
 
     both/0, /1, /2            planner and robot learn
     planner/0, /1, /2         the robot keeps its weights
-    robot/0, /1, /2           the planner keeps its random ones
+    robot/0, /1, /2           the planner keeps its weights
 
-Each run is `grpo_planner` with the shipped policy for libero_goal and a new small planner, with as many episodes; their
-control steps are kept, because episodes end when they are solved. Before the first update and after the last, the
-same held-out requests are run from the same starts: 20 in words of no training request, and 20 of combinations of
-skills that none asks for. A finished run is a line of `--keep`. A run that was stopped goes on where it was, if the
-command is called again.
+Each run is `grpo_planner` with the shipped policy for libero_goal and the shipped planner, with as many episodes; their
+control steps are kept, because a call ends when something new is true (those of the way home are not in it). Before the
+first update and after the last, the same held-out requests are run from the same starts: 20 in words of no training
+request, and 20 of combinations of skills that none asks for. A finished run is a line of `--keep`. A run that was
+stopped goes on where it was, if the command is called again.
 
 Keys of the last line, lists by run: `runs`, `before`, `after` in percent, `gain`, `env_steps`, `cpu_seconds`. And
 `joint_minus_planner_only`, `joint_minus_vla_only`: points after training, with `_low` and `_high`, the 95 % interval
@@ -35,7 +35,7 @@ PLANNED: Final = [f"{who}/{seed}" for seed in range(3) for who in ("both", "plan
 """The three of a seed first, so that they can be compared before all have ended."""
 
 GRPO: Final = (sys.executable, "-m", "vla_rl.recipes.grpo_planner")
-OPTIONS: Final = ("--run.updates", "16", "--scheduler.groups-per-update", "2")
+OPTIONS: Final = ("--run.updates", "12", "--scheduler.groups-per-update", "2")
 LIMIT_S: Final = 7200.0
 """CPU seconds after which a run is stopped."""
 

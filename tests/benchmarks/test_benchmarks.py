@@ -66,6 +66,8 @@ def test_a_skill_counts_from_sixty_percent_of_the_starts_that_exist() -> None:
     found = summarise_skills([line, {**line, "run": "libero_goal/8", "alone": "10100"}])
     assert found["alone"] == {"libero_goal/7": 60.0, "libero_goal/8": 40.0}
     assert found["after_another"]["libero_goal/7"] == 60.0
+    # the bowl is moved by 8 and by 2's cabinet top it is not: a request may combine 8 with 0 and 2, and 7 with both
+    assert found["after_one_of_a_request"] == {"libero_goal/7": 60.0, "libero_goal/8": 60.0}
     assert (found["skills"], found["skills_above_60"]) == (2, 1)
     assert found["skills_above_60_after_another"] == 2
 
