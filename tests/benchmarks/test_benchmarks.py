@@ -66,10 +66,16 @@ def test_a_skill_counts_from_sixty_percent_of_the_starts_that_exist() -> None:
     found = summarise_skills([line, {**line, "run": "libero_goal/8", "alone": "10100"}])
     assert found["alone"] == {"libero_goal/7": 60.0, "libero_goal/8": 40.0}
     assert found["after_another"]["libero_goal/7"] == 60.0
-    # the bowl is moved by 8 and by 2's cabinet top it is not: a request may combine 8 with 0 and 2, and 7 with both
-    assert found["after_one_of_a_request"] == {"libero_goal/7": 60.0, "libero_goal/8": 60.0}
     assert (found["skills"], found["skills_above_60"]) == (2, 1)
     assert found["skills_above_60_after_another"] == 2
+
+
+def test_a_request_combines_no_two_skills_that_move_the_same_thing() -> None:
+    # the bowl: 1 puts it on the stove, 8 on the plate; 2 moves the bottle, 7 turns the knob
+    after = {"1": "000", "2": "111", "7": "110"}
+    found = summarise_skills([{"run": "libero_goal/8", "alone": "1", "after": after}])
+    assert found["after_one_of_a_request"]["libero_goal/8"] == pytest.approx(500 / 6, abs=0.1)
+    assert found["after_another"]["libero_goal/8"] == pytest.approx(500 / 9, abs=0.1)
 
 
 def test_runs_are_compared_request_by_request_where_a_seed_has_both() -> None:

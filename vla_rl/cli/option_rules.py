@@ -102,8 +102,7 @@ PLANNER_SHAPE: Final = {
     "hidden_size": 128, "num_layers": 4, "num_heads": 4, "intermediate_size": 512, "context_size": 2048,
     "vocab_size": 1024,
 }  # fmt: skip
-"""Sizes at which a new language model has room for a planner's conversation and learns what requests mean; half of
-them learnt the form of calls alone."""
+"""Sizes of a new language model for requests, those of the planner that ships."""
 
 
 def _for_plans(name: str, size: int, options: Options) -> int:

@@ -100,8 +100,8 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     """Learner of both policies; `planner_optimizer` replaces its optimizer for the planner."""
 
     planner_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, warmup_steps=4)
-    """Optimizer of the planner. Its rate suits the small planners of this package; for another one it is 1.5e-5, unless
-    it is set."""
+    """Optimizer of the planner. Its rate is for the small planners of this package; for another one it is 1.5e-5,
+    unless it is set."""
 
     learns: Literal["both", "planner", "robot"] = "both"
     """Policies that learn; the other one keeps its weights."""
@@ -111,8 +111,8 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     all ten tasks of the scene."""
 
     planner_policy: str = SHIPPED
-    """Folder or hub id of the planner's language model. shipped: the small one of this package, which `sft_text --task
-    requests` was shown plans with mistakes. new: a small one with random weights, whose first updates find nothing."""
+    """Folder or hub id of the planner's language model. shipped: the small one of this package, to which `sft_text
+    --task requests` has shown plans with mistakes. new: a small one with random weights."""
 
     requests: str | None = None
     """File of requests to train on, .jsonl or .parquet, with the fields of `Request`. None: drawn ones."""

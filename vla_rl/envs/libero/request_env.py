@@ -89,7 +89,7 @@ class LiberoRequestEnv(LiberoEnv):
         self._missed = [0] * len(goals)
         """Control steps since each goal held last."""
         self._progress = 0.0
-        self._known: set[str] = set()
+        self._known: list[list[str]] = []
         """Facts that held when somebody looked last."""
 
     @classmethod
@@ -117,7 +117,7 @@ class LiberoRequestEnv(LiberoEnv):
         self._came_true, self._missed = [-1] * len(self._goals), [0] * len(self._goals)
         observation, _ = super().reset(seed=seed, options=options)
         self._look_at_goals()
-        self._known = self._list_facts()
+        self._known = self._list_true_facts()
         self._progress, self._is_success = self._measure_progress()
         return observation, self._info()
 
@@ -127,7 +127,7 @@ class LiberoRequestEnv(LiberoEnv):
             **super().get_state(),
             "came_true": list(self._came_true),
             "missed": list(self._missed),
-            "known": sorted(self._known),
+            "known": self._known,
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
@@ -141,7 +141,7 @@ class LiberoRequestEnv(LiberoEnv):
             )
         observation = super().set_state(state)
         self._came_true, self._missed = came_true, missed
-        self._known = set(state.get("known", self._list_facts()))
+        self._known = state.get("known", self._list_true_facts())
         self._holds = [self.scene.holds(goal) for goal in self._goals]
         self._progress, _ = self._measure_progress()
         return observation
@@ -158,8 +158,8 @@ class LiberoRequestEnv(LiberoEnv):
     def _return_after_news(self) -> None:
         from vla_rl.envs.libero.experts.motions import return_home
 
-        known, self._known = self._known, self._list_facts()
-        if self._known <= known:
+        known, self._known = self._known, self._list_true_facts()
+        if all(fact in known for fact in self._known):
             return
         for action in return_home(self.scene):
             if self._num_steps == self.step_limit:
@@ -167,10 +167,10 @@ class LiberoRequestEnv(LiberoEnv):
             self.scene.run_control_step(action.astype(np.float64))
             self._num_steps += 1
             self._look_at_goals()
-        self._known = self._list_facts()
+        self._known = self._list_true_facts()
 
-    def _list_facts(self) -> set[str]:
-        return {" ".join(fact) for fact in self._facts if self.scene.holds(fact)}
+    def _list_true_facts(self) -> list[list[str]]:
+        return [fact for fact in self._facts if self.scene.holds(fact)]
 
     def _look_at_goals(self) -> None:
         self._holds = [self.scene.holds(goal) for goal in self._goals]
@@ -198,7 +198,7 @@ class LiberoRequestEnv(LiberoEnv):
         info = super()._settings()
         # Sentences only where somebody looks: inside of a chunk nobody does.
         if self.render_every_step or self._is_over:
-            info["scene"] = [make_sentence(fact) for fact in self._facts if self.scene.holds(fact)]
+            info["scene"] = [make_sentence(fact) for fact in self._list_true_facts()]
         if self._num_steps == 0:
             info |= {"request": self._request, "skills": self._skills}
         return {**info, "goals": list(self._holds)}
