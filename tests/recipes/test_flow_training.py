@@ -105,7 +105,9 @@ def test_the_expert_of_a_policy_without_one_is_refused(tmp_path: Path) -> None:
     shape = MlpConfig(state_size=8, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, num_bins=3)
     MlpPolicy.create(shape, seed=0).save(tmp_path / "mlp")
     assert isinstance(start(str(tmp_path / "mlp")), MlpPolicy)
-    with pytest.raises(ConfigError, match="train is 'expert', but a MlpPolicy has no expert"):
+    with pytest.raises(
+        ConfigError, match="--train expert is set, but a MlpPolicy has no method `train_expert`"
+    ):
         start(str(tmp_path / "mlp"), train="expert")
     with pytest.raises(ConfigError, match="compares predictions of a flow policy"):
         start(str(tmp_path / "mlp"), NFT)

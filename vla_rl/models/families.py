@@ -271,6 +271,6 @@ def require_method(policy: Any, name: str, option: str) -> Any:
     if method is None:
         raise ConfigError(
             f"{option} is set, but a {type(policy).__name__} has no method `{name}`; leave it unset, or take "
-            "a policy of a family that has it (docs/policies.md)"
+            "a policy of a family that has it"
         )
     return method

@@ -6,7 +6,7 @@ Supervised learning from random weights on conversations about sums that contain
 policy that `grpo_text` improves, in Hugging Face's layout. It takes minutes on one core.
 `--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
 `--task sums --policy smollm2` shows a model that exists how the calculator of `grpo_sums` is called.
-`--task requests` shows plans to a planner for `grpo_planner` (docs/planner.md has a command).
+`--task requests` shows a planner plans for what `grpo_planner` asks.
 """
 
 import asyncio

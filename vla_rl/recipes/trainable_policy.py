@@ -16,7 +16,7 @@ TrainedPart: TypeAlias = Literal["all", "expert"]
 def choose_trained_part(policy: Any, part: TrainedPart) -> None:
     """Let gradients reach the chosen part of a policy alone. Raises: ConfigError if it has no such part."""
     if part == "expert":
-        require_method(policy, "train_expert", "train expert")()
+        require_method(policy, "train_expert", "--train expert")()
 
 
 def add_adapters(policy: Any, lora: "LoraConfig", seed: int) -> Any:
