@@ -35,7 +35,10 @@ PLANNED: Final = [f"{who}/{seed}" for seed in range(3) for who in ("both", "plan
 """The three of a seed first, so that they can be compared before all have ended."""
 
 GRPO: Final = (sys.executable, "-m", "vla_rl.recipes.grpo_planner")
-OPTIONS: Final = ("--run.updates", "12", "--scheduler.groups-per-update", "2")
+OPTIONS: Final = (
+    *("--run.updates", "12", "--scheduler.groups-per-update", "2"),
+    *("--learner.epochs", "2", "--learner.minibatch-trajectories", "4"),
+)
 LIMIT_S: Final = 7200.0
 """CPU seconds after which a run is stopped."""
 
