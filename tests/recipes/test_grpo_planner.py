@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ from vla_rl.recipes.grpo_planner import (
     main,
     make_team,
     one_env_of_each_scene,
+    training_agent,
     training_starts,
+    validation_agent,
     validation_starts,
 )
 from vla_rl.recipes.request_plans import NUM_REQUESTS, SUITE, demonstrate_plan
@@ -86,6 +89,40 @@ def test_another_pipeline_keeps_the_credit_of_planner_and_robot() -> None:
             "hierarchical_rloo", "environment",
         )  # fmt: skip
     assert parsed("--advantage.name", "grpo").config.advantage.name == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("options", "has_means", "in_training", "in_validation"),
+    [
+        ("", True, False, True),
+        ("--learns robot", True, False, True),
+        ("--learns planner", True, True, True),
+        ("--learns planner", False, False, False),
+        ("--learns planner --planner.robot-by-mean False", True, False, False),
+    ],
+)
+def test_a_robot_acts_by_means_where_it_does_not_learn(
+    options: str, has_means: bool, in_training: bool, in_validation: bool
+) -> None:
+    config, robot = parsed(*options.split()).config, SimpleNamespace(has_token_means=has_means)
+    for agent, expected in (
+        (training_agent(config, robot), in_training),
+        (validation_agent(config, robot), in_validation),
+    ):
+        assert agent.keywords["planner"].robot_by_mean is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("", "robot_by_mean is True, but learns is 'both'"),
+        ("--learns planner", "robot_by_mean is True, but a SimpleNamespace does not choose"),
+    ],
+)
+def test_means_of_a_robot_that_learns_or_has_none_are_refused(options: str, told: str) -> None:
+    config = parsed(*options.split(), "--planner.robot-by-mean", "True").config
+    with pytest.raises(ConfigError, match=told):
+        training_agent(config, SimpleNamespace(has_token_means=False))
 
 
 def test_training_and_held_out_requests_share_no_start() -> None:

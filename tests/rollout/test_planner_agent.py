@@ -83,10 +83,12 @@ class Robot:
 
     def __init__(self, dies_at: int | None = None) -> None:
         self.told: list[str] = []
+        self.samplings: list[Sampling | None] = []
         self.dies_at = dies_at
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         self.told.append(observation["instruction"])
+        self.samplings.append(sampling)
         if len(self.told) == self.dies_at:
             raise ActorDied("engine", 0, "SIGKILL")
         known = SKILLS.index(observation["instruction"]) if self.told[-1] in SKILLS else 2
@@ -144,6 +146,15 @@ async def run(
     policies: Mapping[str, Any] = {"planner": planner, "robot": robot or Robot()}
     made = await planner_agent(env or Lamps(), policies, planner=PlannerConfig(**settings))  # type: ignore[arg-type]
     return made, planner
+
+
+@pytest.mark.parametrize("by_mean", [True, False, None])
+async def test_a_robot_acts_by_means_if_they_are_wanted(by_mean: bool | None) -> None:
+    robot = Robot()
+    await run(RED, FINISH, robot=robot, robot_by_mean=by_mean)
+    expected = Sampling(greedy=True, by_mean=True) if by_mean else None
+    assert robot.samplings
+    assert all(sampling == expected for sampling in robot.samplings)
 
 
 async def test_one_trajectory_has_the_decisions_of_both_in_their_order() -> None:

@@ -254,9 +254,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
 
 
+def has_token_means(policy: Any) -> bool:
+    """Return whether `Sampling.by_mean` says anything for a policy: it chooses all numbers at once, as tokens."""
+    return bool(getattr(policy, "has_token_means", False))
+
+
 def require_token_means(policy: Any, option: str) -> None:
     """Raise ConfigError if `Sampling.by_mean`, which an option sets, says nothing for a policy."""
-    if not getattr(policy, "has_token_means", False):
+    if not has_token_means(policy):
         table, dot, name = option.replace("_", "-").rpartition(".")
         raise ConfigError(
             f"{option} is True, but a {type(policy).__name__} does not choose all numbers of its actions at "

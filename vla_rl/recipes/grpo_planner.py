@@ -14,7 +14,7 @@ the robot by its calls (`--advantage.name hierarchical_rloo`):
     --requests my_requests.jsonl        requests of your own
 
 Held-out requests, in other words and of other combinations of skills, are run before the first update and
-after the last.
+after the last. There, and where it does not learn, the robot acts by the means of its tokens, if it has means.
 """
 
 import sys
@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 import vla_rl
 from vla_rl.algorithms import AdvantageConfig
@@ -52,6 +53,7 @@ from vla_rl.evaluation.suites import LIBERO
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
+from vla_rl.models.families import has_token_means, require_token_means
 from vla_rl.models.loading import CheckpointFormat, load_policy
 from vla_rl.models.shipped import GOAL_PLANNER, SHIPPED, SHIPPED_GOAL
 from vla_rl.pipelines.config import PlannerTrainingConfig, RunConfig
@@ -226,11 +228,35 @@ def one_env_of_each_scene(starts: Sequence[TaskStart]) -> list[EnvSpec]:
     return list(scenes.values())
 
 
-def make_validation(config: GrpoPlannerConfig) -> Validation | None:
+def training_agent(config: GrpoPlannerConfig, robot: Any) -> "partial[Any]":
+    """Return the agent of training. A robot that does not learn acts by the means of its tokens, if it has means.
+
+    Raises: ConfigError if means are wanted of a robot that learns, or that has none.
+    """
+    by_mean = config.planner.robot_by_mean
+    if by_mean:
+        if config.learns != "planner":
+            raise ConfigError(
+                f"planner.robot_by_mean is True, but learns is {config.learns!r}: a robot learns from samples; "
+                "expected False, or --learns planner"
+            )
+        require_token_means(robot, "planner.robot_by_mean")
+    if by_mean is None:
+        by_mean = config.learns == "planner" and has_token_means(robot)
+    return partial(planner_agent, planner=replace(config.planner, robot_by_mean=by_mean))
+
+
+def validation_agent(config: GrpoPlannerConfig, robot: Any) -> "partial[Any]":
+    """Return the agent of the validation, whose robot acts by the means of its tokens, if it has means."""
+    by_mean = config.planner.robot_by_mean is not False and has_token_means(robot)
+    return partial(planner_agent, planner=replace(config.planner, robot_by_mean=by_mean))
+
+
+def make_validation(config: GrpoPlannerConfig, robot: Any) -> Validation | None:
     """Return the validation of the run; None if `num_validation` is 0."""
     if config.num_validation == 0:
         return None
-    agent = partial(planner_agent, planner=config.planner)
+    agent = validation_agent(config, robot)
     sampling = Sampling(temperature=config.temperature)
     return Validation(validation_starts(config), 1, agent, sampling)
 
@@ -253,7 +279,7 @@ def make_team(config: GrpoPlannerConfig) -> "Team":
     folder = resolve_checkpoint(config.policy, config.assets)
     robot = load_policy(folder, CheckpointFormat(), config.run.device)
     require_trainable(robot, folder, config.learner)
-    learner = msgspec.structs.replace(config.learner, optimizer=config.planner_optimizer)
+    learner = replace(config.learner, optimizer=config.planner_optimizer)
     members = {
         PLANNER: vla_rl.Member(make_planner(config), learner=learner),
         ROBOT: vla_rl.Member(robot),
@@ -280,10 +306,15 @@ async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
     if not command.launch.draw and (warning := find_other_images(config)) is not None:
         print(warning, flush=True)
     print(f"{len(starts)} requests, such as {excerpt(starts[0].env.kwargs['request'])}", flush=True)
+    team = make_team(config)
+    robot = team.members[ROBOT].model
+    agent = training_agent(config, robot)
+    if agent.keywords["planner"].robot_by_mean:
+        print("the robot acts by the means of its tokens, because it does not learn", flush=True)
     return await launch(
         command,
         starts,
-        make_team(config),
+        team,
         EpisodeFootprint(
             what_runs=ENV_ID,
             simulator_mb=LIBERO.simulator_mb,
@@ -291,8 +322,8 @@ async def main(command: Command[TrainingLaunch, GrpoPlannerConfig]) -> int:
             chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
             num_chunks=config.step_limit // 4,
         ),
-        evaluator=make_validation(config),
-        agent=partial(planner_agent, planner=config.planner),
+        evaluator=make_validation(config, robot),
+        agent=agent,
         rehearsed_envs=one_env_of_each_scene([*starts, *validation_starts(config)]),
     )
 

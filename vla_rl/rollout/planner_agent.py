@@ -76,6 +76,10 @@ class PlannerConfig(Config, frozen=True, kw_only=True):
     instructions: Literal["skills", "any"] = "skills"
     """skills: the instructions that the environment names (`info["skills"]`) and no others; any: any words."""
 
+    robot_by_mean: bool | None = None
+    """Whether the robot acts by the means of its tokens (`Sampling.by_mean`), not by samples: for a policy such as
+    OpenVLA-OFT with tokens that does not learn, or is evaluated. None: no; `grpo_planner` decides by what learns."""
+
     max_tokens: PositiveInt | None = None
     """Most tokens of all replies of an episode together. None: no limit."""
 
@@ -261,11 +265,14 @@ class _Workplace:
     async def _act(self, instruction: str, max_steps: int) -> tuple[ChunkOutcome | None, str]:
         """Run the robot's policy; return the last outcome, and what went wrong."""
         seen_before = set(self._list_scene())
+        sampling = self.episode.sampling if self._settings.robot_by_mean else None
+        if sampling is not None:
+            sampling = msgspec.structs.replace(sampling, greedy=True, by_mean=True)
         outcome, left = None, max_steps
         while left > 0:
             observed = {**self._observation, "instruction": instruction}
             try:
-                chunk = await self._robot.act(observed)
+                chunk = await self._robot.act(observed, sampling)
             except (ActorDied, ConnectionError) as error:
                 # The simulator is as it was: the episode goes on, and the planner may try again.
                 return outcome, f"error: the robot stopped ({type(error).__name__})."
