@@ -116,7 +116,10 @@ def test_a_robot_acts_by_means_where_it_does_not_learn(
     ("options", "told"),
     [
         ("", "robot_by_mean is True, but learns is 'both'"),
-        ("--learns planner", "robot_by_mean is True, but a SimpleNamespace does not choose"),
+        (
+            "--learns planner",
+            r"but a SimpleNamespace does not choose .*\(--planner.robot-by-mean False\)",
+        ),
     ],
 )
 def test_means_of_a_robot_that_learns_or_has_none_are_refused(options: str, told: str) -> None:

@@ -259,14 +259,17 @@ def has_token_means(policy: Any) -> bool:
     return bool(getattr(policy, "has_token_means", False))
 
 
-def require_token_means(policy: Any, option: str) -> None:
-    """Raise ConfigError if `Sampling.by_mean`, which an option sets, says nothing for a policy."""
+def require_token_means(policy: Any, option: str, flag: str | None = None) -> None:
+    """Raise ConfigError if `Sampling.by_mean`, which an option sets, says nothing for a policy.
+
+    `flag` says on the command line that it is not wanted; None: --no- and the option's name.
+    """
     if not has_token_means(policy):
         table, dot, name = option.replace("_", "-").rpartition(".")
         raise ConfigError(
             f"{option} is True, but a {type(policy).__name__} does not choose all numbers of its actions at "
             "once, as tokens, so there are no means to act by; expected False "
-            f"(--{table}{dot}no-{name}), or a policy such as OpenVLA-OFT with tokens"
+            f"({flag or f'--{table}{dot}no-{name}'}), or a policy such as OpenVLA-OFT with tokens"
         )
 
 

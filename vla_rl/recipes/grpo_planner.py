@@ -240,7 +240,7 @@ def training_agent(config: GrpoPlannerConfig, robot: Any) -> "partial[Any]":
                 f"planner.robot_by_mean is True, but learns is {config.learns!r}: a robot learns from samples; "
                 "expected False, or --learns planner"
             )
-        require_token_means(robot, "planner.robot_by_mean")
+        require_token_means(robot, "planner.robot_by_mean", "--planner.robot-by-mean False")
     if by_mean is None:
         by_mean = config.learns == "planner" and has_token_means(robot)
     return partial(planner_agent, planner=replace(config.planner, robot_by_mean=by_mean))
