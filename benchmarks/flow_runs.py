@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.counted_cpu import run_counted
 from benchmarks.interleaved import print_json_line
@@ -21,6 +21,15 @@ from vla_rl.reporting import RunDirectory, read_metrics
 
 NODES = ("values", "advantage", "critic", "update")
 """Parts of an update whose seconds are kept, besides those of acting."""
+
+CURVES: Final = {
+    "success": "rollout/success_rate",
+    "clip_fraction": "update/clip_fraction",
+    "explained_variance": "critic/explained_variance",
+}
+"""Curves that are kept, with the metrics that they are."""
+
+GAP: Final = "update/log_prob_gap_max"
 
 
 def train_and_keep(
@@ -85,18 +94,32 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
                 for node in NODES
             },
         },
-        **{
-            short: [round(line.get(path, 0.0), 4) for line in updates]
-            for short, path in (
-                ("success", "rollout/success_rate"),
-                ("clip_fraction", "update/clip_fraction"),
-                ("explained_variance", "critic/explained_variance"),
-            )
-        },
-        "log_prob_gap_max": max(line.get("update/log_prob_gap_max", 0.0) for line in updates),
+        **read_curves(updates),
+        "log_prob_gap_max": max(
+            (value for line in updates for _, value in _find_metric(line, GAP)), default=None
+        ),
         "settings": {part: config[part] for part in parts if part in config},
         **about_run(run, note),
     }
+
+
+def read_curves(updates: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the curves of what the runs have, one for each member of a team, under the member's name."""
+    curves: dict[str, list[float]] = {}
+    for line in updates:
+        for short, path in CURVES.items():
+            for member, value in _find_metric(line, path):
+                curves.setdefault(member + short, []).append(round(value, 4))
+    return curves
+
+
+def _find_metric(line: Mapping[str, Any], path: str) -> list[tuple[str, float]]:
+    """Return a metric's values, each after the beginning of its name: "" or a member, such as "robot/"."""
+    return [
+        (name.removesuffix(path), value)
+        for name, value in line.items()
+        if name == path or name.endswith(f"/{path}")
+    ]
 
 
 def list_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, str]:

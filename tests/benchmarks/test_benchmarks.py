@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import language, serving
-from benchmarks.flow_runs import join_outcomes
+from benchmarks import language, planner_words, serving
+from benchmarks.flow_runs import join_outcomes, read_curves
 from benchmarks.planner_learning import compare_runs
 from benchmarks.planner_skills import summarise_skills
+from benchmarks.planner_words import WordScene
+from vla_rl.envs.libero.requests import Request
 from vla_rl.models.language import TinyConfig
 from vla_rl.models.language.tiny import write_tiny
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 SMALL = TinyConfig(
     hidden_size=32,
@@ -94,3 +99,65 @@ def test_runs_are_compared_request_by_request_where_a_seed_has_both() -> None:
     assert points == 50.0
     assert low < points < high
     assert compare_runs(lines, "both", "robot") is None
+
+
+OPEN, BURN, PLATE, AWAY = (
+    "open the middle drawer of the cabinet",
+    "turn on the stove",
+    "put the bowl on the plate",
+    "put the bowl on the stove",
+)
+OPENED, BURNS = "open wooden_cabinet_1_middle_region", "turnon flat_stove_1"
+ON_PLATE = "on akita_black_bowl_1 plate_1"
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "calls", "fulfilled"),
+    [
+        ({"goals": (OPENED, BURNS)}, [BURN, OPEN], True),
+        ({"goals": (OPENED, BURNS)}, [BURN], False),
+        ({"goals": (OPENED, BURNS), "in_order": True}, [BURN, OPEN], False),
+        ({"goals": (OPENED, BURNS), "in_order": True}, [OPEN, BURN], True),
+        ({"goals": (OPENED,), "forbidden": (BURNS,)}, [OPEN, BURN], False),
+        # a bowl that is put elsewhere is no longer on the plate
+        ({"goals": (ON_PLATE,)}, [PLATE, AWAY], False),
+        ({"goals": (ON_PLATE, BURNS), "in_order": True}, [PLATE, BURN, AWAY, PLATE], False),
+    ],
+)
+async def test_in_words_a_request_is_fulfilled_as_in_the_simulator(
+    request_fields: dict[str, Any], calls: list[str], fulfilled: bool
+) -> None:
+    episode = EpisodeSpec(
+        episode_id=0,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="words"),
+        task="words",
+        seed=0,
+        policy_seed=0,
+    )
+    scene = WordScene(episode, Request(request="", task="words", **request_fields))
+    _, info = await scene.reset()
+    assert not info["is_success"]
+    for instruction in calls:
+        chunk = await scene.act({"instruction": instruction})
+        info = (await scene.step_chunk(np.asarray(chunk.actions))).info
+    assert info["is_success"] is fulfilled
+
+
+def test_planners_are_compared_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(tmp_path, TinyConfig(context_size=2048, vocab_size=300), ["Light it."] * 4, seed=0)
+    assert planner_words.main([str(tmp_path), "--num", "2"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert planner_words.__doc__ is not None
+    assert figures["planner"] == [str(tmp_path)]
+    assert set(figures) == {"planner"} | {
+        f"{split}{ending}" for split in planner_words.SPLITS for ending in ("", "_likeliest")
+    }
+
+
+def test_curves_of_a_team_are_those_of_its_members_and_what_is_absent_is_left_out() -> None:
+    alone = [{"rollout/success_rate": 0.5, "update/clip_fraction": 0.1}]
+    team = [{"planner/update/clip_fraction": 0.2, "robot/update/clip_fraction": 0.3}]
+    assert read_curves(alone) == {"success": [0.5], "clip_fraction": [0.1]}
+    assert read_curves(team) == {"planner/clip_fraction": [0.2], "robot/clip_fraction": [0.3]}

@@ -63,7 +63,7 @@ def demonstrate_plan(seed: int, mistakes: float) -> tuple[Message, ...]:
         num_steps = PlannerConfig().max_call_steps
         if dice.random() >= FAILED_CALLS:
             num_steps = dice.randrange(30, num_steps)
-            facts = _change_facts(facts, skills[instruction])
+            facts = change_facts(facts, skills[instruction])
             left = [each for each in left if each != instruction]
         answer = " ".join([f"ran {num_steps} steps.", *_list_sentences(facts)])
         messages.append(make_answer(messages[-1].tool_calls[0], answer))
@@ -84,7 +84,7 @@ def _find_skill(goal: str, skills: dict[str, list[list[str]]]) -> str:
     return next(words for words, goals in skills.items() if goal.split() in goals)
 
 
-def _change_facts(facts: list[list[str]], goals: list[list[str]]) -> list[list[str]]:
+def change_facts(facts: list[list[str]], goals: list[list[str]]) -> list[list[str]]:
     """Return what holds after a skill: a thing that is put somewhere is no longer where it was."""
     moved = {goal[1] for goal in goals if len(goal) > 2}
     return [fact for fact in facts if len(fact) < 3 or fact[1] not in moved] + goals
