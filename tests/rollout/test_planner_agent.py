@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.errors import ActorDied, ConfigError, EnvError
 from vla_rl.rollout import PlannerConfig, planner_agent
 from vla_rl.types import (
     ANY_REPLY,
@@ -38,8 +38,14 @@ class Lamps:
 
     episode = EPISODE
 
-    def __init__(self, dies_at: int | None = None, skills: Sequence[str] = SKILLS) -> None:
+    def __init__(
+        self,
+        dies_at: int | None = None,
+        skills: Sequence[str] = SKILLS,
+        info: Info | None = None,
+    ) -> None:
         self.lit, self.num_steps, self.dies_at, self.skills = set[int](), 0, dies_at, list(skills)
+        self.info = info or {}
         self._image = np.zeros((4, 4, 3), np.uint8)
 
     def _info(self) -> Info:
@@ -48,6 +54,7 @@ class Lamps:
             "scene": [f"Lamp {lamp} is lit." for lamp in sorted(self.lit)],
             "skills": self.skills,
             "is_success": self.lit == {0, 1},
+            **self.info,
         }
 
     def _observe(self) -> Observation:
@@ -290,3 +297,18 @@ async def test_both_policies_and_the_skills_are_required_before_anything_runs() 
         await planner_agent(Lamps(), {"planner": Planner(FINISH)})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="names none in the info"):
         await run(FINISH, env=Lamps(skills=()))
+
+
+@pytest.mark.parametrize("value", ["One lamp is lit.", None])
+@pytest.mark.parametrize("name", ["scene", "skills"])
+async def test_one_text_or_none_where_the_environment_owes_a_list_is_refused(
+    name: str, value: str | None
+) -> None:
+    with pytest.raises(EnvError, match=rf"info\['{name}'\] of lamps is .* expected a list"):
+        await run(FINISH, env=Lamps(info={name: value}))
+
+
+async def test_a_skill_that_the_environment_names_may_be_longer_than_other_instructions() -> None:
+    robot, skill = Robot(), "wait " * 60
+    await run(call("do", instruction=skill), FINISH, env=Lamps(skills=(skill,)), robot=robot)
+    assert robot.told[0] == skill

@@ -175,7 +175,7 @@ class _Workplace:
             EnvError,
         )
         if self._settings.instructions == "skills":
-            self._skills = tuple(self._info.get("skills", ()))
+            self._skills = self._read_sentences("skills")
             if not self._skills:
                 raise ConfigError(
                     f"planner.instructions is 'skills', but {self.episode.env.id} names none in the info "
@@ -307,13 +307,16 @@ class _Workplace:
             return f"error: wrong arguments: {excerpt(str(error))}"
         if found.max_steps is not None and found.max_steps < 1:
             return f"error: max_steps is {found.max_steps}, expected at least 1"
+        if self._skills:
+            # What the environment names is an instruction, however long it is.
+            if found.instruction in self._skills:
+                return found
+            return f"error: no instruction {excerpt(found.instruction)}, expected one of the tool's"
         if not 0 < len(found.instruction.strip()) <= MAX_INSTRUCTION:
             return (
                 f"error: the instruction has {len(found.instruction)} characters, expected 1 to "
                 f"{MAX_INSTRUCTION}"
             )
-        if self._skills and found.instruction not in self._skills:
-            return f"error: no instruction {excerpt(found.instruction)}, expected one of the tool's"
         return found
 
     @property
@@ -323,8 +326,17 @@ class _Workplace:
         return ReplyOptions(tools=ToolRule(mode="required", max_calls=1))
 
     def _list_scene(self) -> Sequence[str]:
-        what = f"a sentence in info['scene'] of {self.episode.env.id}"
-        return [require_text(each, what, EnvError) for each in self._info.get("scene", ())]
+        return self._read_sentences("scene")
+
+    def _read_sentences(self, name: str) -> tuple[str, ...]:
+        value = self._info.get(name, ())
+        what = f"info[{name!r}] of {self.episode.env.id}"
+        # One text is a sequence too, of its letters.
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise EnvError(
+                f"{what} is {excerpt(value)}, a {type(value).__name__}, expected a list of sentences"
+            )
+        return tuple(str(require_text(each, f"a sentence in {what}", EnvError)) for each in value)
 
     def _note_call(self, said: str, tool: str, answer: str) -> None:
         num_steps = sum(step.num_executed for step in self._ran[-1])
