@@ -210,14 +210,22 @@ async def test_a_dry_run_opens_one_simulator_for_the_scene_that_all_requests_sha
     words = ("--dry-run", "--assets", "stand-ins", "--run.device", "cpu")
     assert await main(parsed(*words, "--run.root", str(tmp_path))) == 0
     (env,) = opened
-    assert env == training_starts(parsed("--assets", "stand-ins").config)[0].env
+    starts = training_starts(parsed("--assets", "stand-ins").config)
+    assert {each for start in starts for each in start.env.kwargs["goals"]} <= {
+        *env.kwargs["goals"]
+    }
+    assert env.kwargs["assets"] == "stand-ins"
 
 
 def test_requests_of_two_scenes_have_two_simulators_to_open() -> None:
     starts = training_starts(parsed("--num-requests", "3").config)
     kwargs = {**starts[2].env.kwargs, "task_id": 5}
     other = replace(starts[2], env=replace(starts[2].env, kwargs=kwargs))
-    assert one_env_of_each_scene([*starts, other]) == [starts[0].env, other.env]
+    (first, second) = one_env_of_each_scene([*starts, other])
+    asked = [(*each.env.kwargs["goals"], *each.env.kwargs["forbidden"]) for each in starts]
+    assert first.kwargs["goals"] == list(dict.fromkeys(goal for goals in asked for goal in goals))
+    assert second.kwargs["goals"] == list(dict.fromkeys(asked[2]))
+    assert second.kwargs["task_id"] == 5
 
 
 def read_plan(seed: int, mistakes: float) -> tuple[str, list[tuple[str, str]], str]:

@@ -216,16 +216,18 @@ def validation_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
 
 
 def one_env_of_each_scene(starts: Sequence[TaskStart]) -> list[EnvSpec]:
-    """Return an environment of each scene that the requests are asked in: it opens for all of them or for none."""
-    scenes: dict[bytes, EnvSpec] = {}
+    """Return an environment of each scene that the requests are asked in, with the predicates of all of them as its
+    goals: it opens for all of them or for none.
+    """
+    scenes: dict[bytes, dict[str, Any]] = {}
     for start in starts:
-        kwargs = {
-            name: value
-            for name, value in start.env.kwargs.items()
-            if name not in Request.__struct_fields__
-        }
-        scenes.setdefault(msgspec.json.encode(kwargs, order="deterministic"), start.env)
-    return list(scenes.values())
+        kwargs = dict(start.env.kwargs)
+        request = {name: kwargs.pop(name) for name in Request.__struct_fields__ if name in kwargs}
+        key = msgspec.json.encode(kwargs, order="deterministic")
+        scene = scenes.setdefault(key, {**kwargs, "request": request["request"], "goals": []})
+        asked = (*request["goals"], *request["forbidden"])
+        scene["goals"] += [goal for goal in dict.fromkeys(asked) if goal not in scene["goals"]]
+    return [EnvSpec(id=ENV_ID, kwargs=scene) for scene in scenes.values()]
 
 
 def training_agent(config: GrpoPlannerConfig, robot: Any) -> "partial[Any]":

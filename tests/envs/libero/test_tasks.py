@@ -408,6 +408,11 @@ class OwnTask:
     ("old", "new", "why"),
     [
         (GOAL, "(And (Turnon plate_1))", r"the predicate \(turnon plate_1\) cannot be evaluated"),
+        (
+            GOAL,
+            "(And (In cream_cheese_1 plate_1))",
+            r"\(in cream_cheese_1 plate_1\) cannot be evaluated",
+        ),
         ("(:domain robosuite)", "(:domain kitchen)", "Different domain specified"),
         ("LIBERO_Tabletop_Manipulation", "LIBERO_Orbit_Manipulation", "libero_orbit"),
         ("akita_black_bowl_1 - akita_black_bowl", "akita_black_bowl_1 - spoon", "spoon"),

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl.envs.libero.assets import find_package_assets
 from vla_rl.envs.libero.env import LiberoEnv
+from vla_rl.envs.libero.scene import Scene, SceneKey, prepare_scene
 from vla_rl.envs.libero.task_files import read_goals, read_names
-from vla_rl.envs.libero.tasks import Task, list_tasks
+from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.envs.mujoco.drawing_quality import Quality
 from vla_rl.types import Info, Observation
 
@@ -76,6 +78,7 @@ class LiberoRequestEnv(LiberoEnv):
     ) -> None:
         super().__init__(suite, task_id, step_limit=step_limit or 600, **others)
         check_request(self.task, goals, forbidden)
+        _check_predicates(self.scene, self.task, (*goals, *forbidden))
         self._request, self._in_order = request, in_order
         self._goals, self._forbidden = (
             [goal.split() for goal in goals],
@@ -101,14 +104,23 @@ class LiberoRequestEnv(LiberoEnv):
         scene_seed: int = 0,
         image_size: int = 224,
         quality: Quality = "exact",
-        **_of_each_env: object,
+        **of_each_env: Any,
     ) -> None:
-        """Build the scene, as `LiberoEnv.prepare`; once for all requests that share it."""
+        """Build the scene, as `LiberoEnv.prepare`, once for all requests that share it, and check the predicates.
+
+        Raises: as the constructor, so that a run ends at its start and not once a wrong request has its turn.
+        """
         key = (suite, task_id, str(assets), scene_seed, image_size, quality)
         # Hundreds of requests share a scene, and preparing it takes seconds.
         if key not in _prepared:
             super().prepare(suite, task_id, assets, scene_seed, image_size, quality)
             _prepared.add(key)
+        task = find_task(suite, task_id)
+        scene = prepare_scene(
+            SceneKey(task, find_package_assets(task.package, assets).path, scene_seed)
+        )
+        asked = (*of_each_env.get("goals", ()), *of_each_env.get("forbidden", ()))
+        _check_predicates(scene, task, asked)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -202,6 +214,28 @@ class LiberoRequestEnv(LiberoEnv):
         if self._num_steps == 0:
             info |= {"request": self._request, "skills": self._skills}
         return {**info, "goals": list(self._holds)}
+
+
+def _check_predicates(scene: Scene, task: Task, predicates: Sequence[str]) -> None:
+    """Raise ValueError naming a predicate that LIBERO cannot evaluate, such as whether a plate is open."""
+    for predicate in predicates:
+        words = predicate.split()
+        if (error := scene.find_fault(words)) is None:
+            continue
+        others = [
+            name
+            for name in sorted(read_names(task.goal_file))
+            if scene.find_fault([*words[:-1], name]) is None
+        ]
+        raise ValueError(
+            f"the predicate {predicate!r} cannot be evaluated in the scene of {task.key} (LIBERO's code raises "
+            f"{type(error).__name__}); expected as its last name "
+            + (
+                f"one of {', '.join(others)}"
+                if others
+                else "a thing or a region, after the name of a thing"
+            )
+        ) from error
 
 
 def check_request(task: Task, goals: Sequence[str], forbidden: Sequence[str] = ()) -> None:

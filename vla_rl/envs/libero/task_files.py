@@ -144,7 +144,9 @@ def read_names(path: Path) -> set[str]:
     names: set[str] = set()
     for section in _read_sections(path):
         if section.name in (":objects", ":fixtures"):
-            names |= {each.lower() for each in section[1:] if isinstance(each, str)}
+            names |= _list_instances(
+                [each.lower() for each in section[1:] if isinstance(each, str)]
+            )
         elif section.name == ":regions":
             for region in section[1:]:
                 if not isinstance(region, GoalGroup) or not region.name:
@@ -160,6 +162,12 @@ def read_names(path: Path) -> set[str]:
                     )
                 names.add(f"{targets[0].lower()}_{region.name}")
     return names
+
+
+def _list_instances(words: list[str]) -> set[str]:
+    """Return the names of `plate_1 plate_2 - plate`; what stands behind a dash is their kind."""
+    before = ["", *words]
+    return {word for last, word in zip(before, words, strict=False) if "-" not in (last, word)}
 
 
 def _read_sections(path: Path) -> list[GoalGroup]:
