@@ -71,6 +71,15 @@ def test_the_droid_map_joins_joints_and_gripper_and_leaves_out_a_camera() -> Non
     assert "image_2" not in read
 
 
+def test_parts_of_a_vector_are_joined_as_the_map_says_whatever_order_they_come_in() -> None:
+    sent = {
+        "observation/gripper_position": np.ones(1),
+        "observation/joint_position": np.arange(7.0),
+    }
+    read = reader("droid", entries={"state": ARM["state"]}).read(sent)
+    np.testing.assert_array_equal(read["state"], [0, 1, 2, 3, 4, 5, 6, 1])
+
+
 def test_the_aloha_map_takes_images_with_channels_first() -> None:
     entries = {"image": Entry("image"), "state": Entry("vector", 14)}
     read = reader("aloha", entries=entries).read(

@@ -157,7 +157,11 @@ class ObservationReader:
         """
         problems: list[str] = []
         given: dict[str, list[tuple[str, Any]]] = {}
-        for source, value in message.items():
+        # In the map's order: a client that sorts its names sends the gripper before the joints.
+        order = {source: number for number, source in enumerate(self._targets)}
+        for source, value in sorted(
+            message.items(), key=lambda item: order.get(item[0], len(order))
+        ):
             target = self._targets.get(source)
             if target is None:
                 known = ", ".join(dict.fromkeys(self._targets))
