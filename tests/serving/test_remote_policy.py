@@ -235,3 +235,12 @@ async def test_an_answer_to_another_message_is_none() -> None:
 def test_an_entry_of_the_environment_cannot_go_under_two_names() -> None:
     with pytest.raises(ConfigError, match="which cannot be split"):
         RemotePolicyConfig(map=("droid",))
+
+
+async def test_a_pair_for_an_entry_that_the_environment_does_not_show_is_refused() -> None:
+    config = msgspec.structs.replace(OWN_NAMES, map=("state=state", "observation/image=imag"))
+    async with openpi_server(answer_well) as address:
+        with pytest.raises(ConfigError, match=r"names 'imag', which the environment does not show"):
+            await RemotePolicyServer(address, config, action_size=1).act(
+                {"state": np.zeros(1, np.float32)}, Sampling()
+            )

@@ -101,6 +101,13 @@ class OpenpiConnection(RemoteConnection):
     async def ask(self, observation: Observation) -> dict[str, Any]:
         """Send what the map names, and return the answer."""
         pairs = read_map(self._config.map)
+        # A published map names what some scenes lack, such as a wrist camera; a pair is what the user wants sent.
+        wanted = [key for _, key in read_map(each for each in self._config.map if "=" in each)]
+        if missing := [key for key in wanted if key not in observation]:
+            raise ConfigError(
+                f"map names {', '.join(map(repr, missing))}, which the environment does not show; it shows "
+                f"{', '.join(map(repr, sorted(observation)))}"
+            )
         message = {name: observation[key] for name, key in pairs if key in observation}
         await self._connection.send(encode_message(message))
         return _read_map(await self._receive())
