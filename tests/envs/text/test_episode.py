@@ -16,6 +16,7 @@ from sample_tasks import ask_tool, say, spec_of
 
 import vla_rl.envs.text  # noqa: F401 - registers its tasks
 from vla_rl.envs.text import (
+    Done,
     TextEnvPool,
     TextPoolConfig,
     make_text_task,
@@ -49,6 +50,20 @@ async def test_a_conversation_goes_on_until_the_task_says_it_is_done() -> None:
         )
         assert last.info["rewards"] == {"policy": 1.25}
         assert last.info["num_turns"] == 2
+
+
+async def test_a_done_without_success_ends_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reply(_self: Any, text: str) -> Done:
+        found: Any = re.search("yes", text)
+        return Done(0.0, is_success=found)
+
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO)) as env:
+        monkeypatch.setattr(find_text_task(ECHO), "reply", reply)
+        await env.reset()
+        last = await env.step(say("no"))
+        assert (last.terminated, last.info["is_success"], last.info["stop"]) == (
+            True, False, "finished",
+        )  # fmt: skip
 
 
 async def test_calls_of_one_reply_run_together_and_are_answered_in_order() -> None:

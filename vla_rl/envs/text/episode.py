@@ -109,7 +109,8 @@ class TextEpisode:
         done = await self._stage("reply", self._task.reply(message.content))
         if isinstance(done, Done):
             self._credit(done.reward, done.rewards)
-            return self._outcome((), done, is_success=done.is_success)
+            # None, as of a pattern that was not found, is no success; the episode has ended all the same.
+            return self._outcome((), done, is_success=bool(done.is_success))
         if not isinstance(done, Ask):
             raise EnvError(
                 f"{self._name}.reply returned {type(done).__name__}, expected Ask or Done."
@@ -145,7 +146,7 @@ class TextEpisode:
         done = await self._stage("after_tool_calls", self._task.after_tool_calls())
         if done is not None:
             self._credit(done.reward, done.rewards)
-            return self._outcome(tuple(answers), done, is_success=done.is_success)
+            return self._outcome(tuple(answers), done, is_success=bool(done.is_success))
         return self._outcome(tuple(answers))
 
     def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
