@@ -105,7 +105,7 @@ class OpenpiConnection(RemoteConnection):
         wanted = [key for _, key in read_map(each for each in self._config.map if "=" in each)]
         if missing := [key for key in wanted if key not in observation]:
             raise ConfigError(
-                f"map names {', '.join(map(repr, missing))}, which the environment does not show; it shows "
+                f"server.map names {', '.join(map(repr, missing))}, which the environment does not show; it shows "
                 f"{', '.join(map(repr, sorted(observation)))}"
             )
         message = {name: observation[key] for name, key in pairs if key in observation}
