@@ -232,8 +232,11 @@ def raw_calls(path: Path) -> Iterator[tuple[str, bool, str]]:
                 last = (
                     called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
                 )
-                if last in RAW or any(each.arg == "columns" for each in child.keywords):
-                    yield function, is_guarded or guarded, ast.unparse(child)
+                text = ast.unparse(child)
+                # a search in folders of any depth meets some that cannot be listed
+                is_deep = last == "find_files" and "**/" in text
+                if last in RAW or is_deep or any(each.arg == "columns" for each in child.keywords):
+                    yield function, is_guarded or guarded, text
             yield from visit(child, name, guarded)
 
     def is_outer(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from made_datasets import hdf5, made_episode, published, recording
+from made_datasets import copy_rlds, hdf5, made_episode, published, recording
 
 from vla_rl.datasets import (
     DatasetOptions,
@@ -215,6 +216,29 @@ def test_each_layout_is_known_by_what_is_in_the_folder(tmp_path: Path) -> None:
     save_recording(tmp_path / "both" / "0000.npz")
     with pytest.raises(DataError, match=r"holds both .hdf5 and .npz files"):
         open_dataset(tmp_path / "both")
+
+
+@pytest.mark.parametrize("layout", ["ours", "lerobot", "hdf5", "rlds"])
+def test_hidden_files_belong_to_no_data_set(layout: str, tmp_path: Path) -> None:
+    root = tmp_path / ".cache" / "set"  # where the set itself lies may be hidden
+    if layout == "ours":
+        save_recording(root / "0000.npz")
+    elif layout == "lerobot":
+        published(root)
+    elif layout == "hdf5":
+        hdf5(root / "x_demo.hdf5", {"demo_0": actions((MOVE, -1), (MOVE, -1))})
+    else:
+        copy_rlds(root)
+    expected = [episode.instruction for episode in open_dataset(root)]
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        # what tar on macOS adds, and what notebooks and file managers keep
+        path.with_name(f"._{path.name}").write_bytes(bytes(100))
+        for kept in (".ipynb_checkpoints", ".Trash-0"):
+            (path.parent / kept).mkdir(exist_ok=True)
+            shutil.copy(path, path.parent / kept / path.name)
+        if path.parent != root:
+            shutil.copytree(path.parent, root / f".{path.parent.name}", dirs_exist_ok=True)
+    assert [episode.instruction for episode in open_dataset(root)] == expected
 
 
 def test_only_the_first_episodes_of_each_instruction_can_be_taken(tmp_path: Path) -> None:

@@ -253,6 +253,14 @@ def linked(folder: Path) -> None:
         path.symlink_to(os.path.relpath(blob, path.parent))
 
 
+def with_hidden_copies(folder: Path) -> None:
+    """Put a file `._NAME` beside each file NAME, and older versions of all in a hidden folder."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(bytes(100))
+        (path.parent / ".ipynb_checkpoints").mkdir(exist_ok=True)
+        shutil.copy(path, path.parent / ".ipynb_checkpoints" / path.name)
+
+
 def in_a_checkpoint(folder: Path) -> Path:
     """Put a folder where a run's checkpoint has its policy."""
     checkpoint = folder.parent / "update-000001"
@@ -285,6 +293,7 @@ AGREEING: Final[dict[str, Callable[[Path], Any]]] = {
         folder, {"layers.0": torch.ones(2)}, "consolidated.safetensors"
     ),
     "another tool's manifest": lambda folder: (folder / MANIFEST).write_text('{"version": 3}'),
+    "what tar on macOS adds": with_hidden_copies,
 }
 
 

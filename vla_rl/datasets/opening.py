@@ -19,7 +19,7 @@ from vla_rl.datasets.rlds import find_rlds_files, read_rlds
 from vla_rl.errors import DataError
 from vla_rl.types import Config, PositiveInt
 from vla_rl.util.arrays import read_npz
-from vla_rl.util.foreign_data import get_text, get_whole_number, reading
+from vla_rl.util.foreign_data import find_files, get_text, get_whole_number, reading
 from vla_rl.util.values import excerpt
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def read_image_settings(folder: Path) -> dict[str, Any] | None:
     """
     found: dict[Path, ImageSettings] = {}
     with reading(folder, "a folder that can be listed", "check its permissions"):
-        paths = sorted(folder.rglob("*.settings.json"))
+        paths = find_files(folder, "**/*.settings.json")
     for path in paths:
         with reading(path, "the settings of a recording", "record the demonstrations again"):
             found[path] = msgspec.json.decode(path.read_bytes(), type=ImageSettings)
@@ -179,7 +179,7 @@ def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     if path.is_file() and path.suffix == ".npz":
         return [read_recording(path)]
     with reading(path, "a folder that can be listed", "check its permissions"):
-        hdf5, recordings = sorted(path.rglob("*.hdf5")), sorted(path.rglob("*.npz"))
+        hdf5, recordings = find_files(path, "**/*.hdf5"), find_files(path, "**/*.npz")
     # a folder with both was mixed up by somebody: reading one kind in silence would halve the data
     if hdf5 and not recordings:
         return [

@@ -23,7 +23,7 @@ import numpy as np
 from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.datasets.tf_records import DOWNLOAD_AGAIN, Example, Span, read_examples, read_span
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import reading
+from vla_rl.util.foreign_data import find_files, reading
 
 FEATURES_FILE: Final = "features.json"
 OBSERVATION: Final = "steps/observation/"
@@ -49,14 +49,14 @@ def find_rlds_files(path: Path) -> list[Path]:
 
     Raises: DataError if the folder has several versions.
     """
-    folders = [path, *(found.parent for found in sorted(path.glob(f"*/{FEATURES_FILE}")))]
+    folders = [path, *(found.parent for found in find_files(path, f"*/{FEATURES_FILE}"))]
     folders = [folder for folder in folders if (folder / FEATURES_FILE).is_file()]
     if len(folders) > 1:
         raise DataError(
             f"{path} has the versions {', '.join(folder.name for folder in folders)} of a data "
             "set, expected one; name the folder of one of them."
         )
-    return sorted(folders[0].glob("*.tfrecord*")) if folders else []
+    return find_files(folders[0], "*.tfrecord*") if folders else []
 
 
 def read_rlds(path: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:

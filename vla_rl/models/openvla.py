@@ -50,6 +50,7 @@ from vla_rl.models.prismatic.trunk import (
 )
 from vla_rl.models.prismatic.weights import load_folder, with_adapter
 from vla_rl.types import Sampling
+from vla_rl.util.foreign_data import find_files
 
 
 class OpenVlaNetwork(PrismaticNetwork):
@@ -321,7 +322,7 @@ def read_config(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
     if other_files := sorted(
-        path.name for each in folder.folders for path in each.glob("*checkpoint*.pt")
+        path.name for each in folder.folders for path in find_files(each, "*checkpoint*.pt")
     ):
         raise CheckpointError(
             f"{folder.path} has {', '.join(other_files)} beside its weights, as OpenVLA-OFT's "

@@ -22,6 +22,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.tensor_reading import OTHER_WEIGHTS, SINGLE_FILE, list_some
 from vla_rl.models.weight_files import ADAPTER_CONFIG
 from vla_rl.util.atomic_files import MANIFEST, writing_folder
+from vla_rl.util.foreign_data import find_files
 from vla_rl.util.values import compare_sources, excerpt
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _configured_templates(folder: Path, with_images: bool) -> dict[str, str]:
 
 def _template_files(folder: Path) -> dict[str, str]:
     files = {DEFAULT_TEMPLATE: folder / TEMPLATE_FILE}
-    files |= {path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
+    files |= {path.stem: path for path in find_files(folder / TEMPLATE_FOLDER, "*.jinja")}
     return {
         name: _without_line_break(path.read_text("utf-8"))
         for name, path in files.items()

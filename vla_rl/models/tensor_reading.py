@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
+from vla_rl.util.foreign_data import find_files
 
 HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -294,11 +295,11 @@ def find_part(folders: Sequence[Path], name: str) -> Path | None:
     Raises: CheckpointError for several.
     """
     for folder in folders:
-        found = sorted(
+        found = [
             path
-            for path in folder.glob(f"*{name}*")
+            for path in find_files(folder, f"*{name}*")
             if "checkpoint" in path.name and path.is_file()
-        )
+        ]
         if len(found) > 1:
             raise CheckpointError(
                 f"{folder} holds {list_some([path.name for path in found])}; expected one file for "

@@ -33,6 +33,7 @@ from vla_rl.models.tensor_reading import (
 )
 from vla_rl.util.arrays import require_finite
 from vla_rl.util.atomic_files import MANIFEST, verify_folder
+from vla_rl.util.foreign_data import find_files
 from vla_rl.util.values import make_disagreement
 
 MAIN_WEIGHTS: Final = "model*.safetensors"
@@ -146,7 +147,7 @@ def refuse_extra_adapter(folder: Path) -> None:
             "use the weights as they are, or merge the adapter into the checkpoint that it was "
             "trained on."
         )
-    stray = [path.name for path in folder.glob("adapter_model.*") if path.is_file()]
+    stray = [path.name for path in find_files(folder, "adapter_model.*") if path.is_file()]
     if stray:
         _log.warning(
             "%s in %s is not used: it has no %s, so only the whole weights are read",

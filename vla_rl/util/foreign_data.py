@@ -25,6 +25,23 @@ MOST_WHOLE: Final = 1 << 53
 """Largest whole number that a file may hold; up to here a float is exact."""
 
 
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files and folders below a folder that match a pattern, in order, without hidden ones.
+
+    Copies from macOS have a file `._NAME` beside each file NAME, editors keep older versions in
+    `.ipynb_checkpoints`, and file managers keep deleted files in `.Trash-1000`. None of them belongs to the data.
+
+    Args:
+        folder: where to look; folders above it may be hidden.
+        pattern: as `Path.glob` takes it, such as `*.parquet`, or `**/*.npz` for all folders below.
+    """
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
 @contextmanager
 def reading(
     path: Path | str | Callable[[], str],

@@ -36,7 +36,7 @@ from vla_rl.datasets.lerobot.tables import (
     require_listed_tasks,
 )
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import get_number, get_whole_number
+from vla_rl.util.foreign_data import find_files, get_number, get_whole_number
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class _Reader:
 
         Raises: DataError if rows are missing, or frames of a video.
         """
-        paths = sorted((self._root / "data").glob("*/*.parquet"))
+        paths = find_files(self._root / "data", "*/*.parquet")
         files = [DataFile(path, self._info.total_frames) for path in paths]
         files = [file for file in files if file.num_rows]
         for key, name in list(self._cameras.items()):

@@ -23,7 +23,7 @@ from vla_rl.datasets.lerobot.layout import (
     Info,
 )
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import get_text, get_whole_number, reading
+from vla_rl.util.foreign_data import find_files, get_text, get_whole_number, reading
 from vla_rl.util.imports import pa, pq
 from vla_rl.util.values import compare_sources, excerpt
 
@@ -325,7 +325,7 @@ def read_episodes(root: Path, info: Info) -> dict[int, EpisodeRow]:
     if info.is_v2:
         rows = list(_iterate_json_lines(root / EPISODES_FILE_V2))
     else:
-        paths = sorted((root / EPISODES_FOLDER).glob("*/*.parquet"))
+        paths = find_files(root / EPISODES_FOLDER, "*/*.parquet")
         rows = [
             (f"{path}, row {number}", row)
             for path in paths

@@ -38,7 +38,7 @@ from vla_rl.datasets.lerobot.reading import read_lerobot
 from vla_rl.datasets.lerobot.tables import read_rows
 from vla_rl.errors import DataError
 from vla_rl.util.atomic_files import replace_file, replacing
-from vla_rl.util.foreign_data import get_whole_number, reading
+from vla_rl.util.foreign_data import find_files, get_whole_number, reading
 from vla_rl.util.imports import pa, pq
 
 
@@ -317,7 +317,7 @@ class LeRobotWriter:
             self._tasks.setdefault(words, len(self._tasks))
         if not episodes:
             return
-        for path in sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")):
+        for path in find_files(self._root / EPISODES_FOLDER, "*/*.parquet"):
             for row in read_rows(path):  # stats.json may count an episode that info.json does not
                 self._stats = merge_stats(self._stats, read_stats(row, info.features, path))
 

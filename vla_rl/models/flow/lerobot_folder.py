@@ -34,7 +34,7 @@ from vla_rl.models.flow.normalization import (
 )
 from vla_rl.models.small_files import companion_files
 from vla_rl.models.tensor_reading import read_tensors
-from vla_rl.util.foreign_data import get_text, reading
+from vla_rl.util.foreign_data import find_files, get_text, reading
 from vla_rl.util.values import compare_sources, excerpt
 
 PREPROCESSOR: Final = "policy_preprocessor.json"
@@ -276,4 +276,4 @@ def _read_action_normalizer(
 def _statistics_files(folder: Path) -> dict[str, bytes]:
     """Read the statistics beside the processors, which end as weights do."""
     pattern = "policy_*processor*.safetensors"
-    return {path.name: path.read_bytes() for path in sorted(folder.glob(pattern)) if path.is_file()}
+    return {path.name: path.read_bytes() for path in find_files(folder, pattern) if path.is_file()}

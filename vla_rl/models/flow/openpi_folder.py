@@ -31,6 +31,7 @@ from vla_rl.models.flow.normalization import (
     require_usable,
 )
 from vla_rl.models.small_files import companion_files
+from vla_rl.util.foreign_data import find_files
 from vla_rl.util.values import excerpt
 
 ASSETS: Final = "assets"
@@ -97,7 +98,7 @@ def find_statistics(folder: Path, asset: str | None) -> Path:
     # an asset's name may hold slashes, such as physical-intelligence/libero
     found = {
         path.parent.relative_to(root).as_posix(): path
-        for path in sorted(root.rglob(STATISTICS_FILE))
+        for path in find_files(root, f"**/{STATISTICS_FILE}")
     }
     if asset is None and len(found) == 1:
         return next(iter(found.values()))

@@ -25,6 +25,7 @@ from vla_rl.models.small_files import companion_files, require_agreement
 from vla_rl.models.tensor_reading import HUB_ID, SINGLE_FILE, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, require_loaded
 from vla_rl.util.arrays import require_finite
+from vla_rl.util.foreign_data import find_files
 
 IMAGE_READERS: Final[Mapping[str, type[ImageReader]]] = {
     "idefics3": TileReader,
@@ -297,7 +298,7 @@ def local_folder(source: str | Path) -> Path:
             )
         return gguf.installed_folder()
     if folder.is_dir():
-        files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
+        files = find_files(folder, f"*{gguf.SUFFIX}")
         if files and not holds_weights(folder):
             raise CheckpointError(
                 f"{folder} holds GGUF files instead of {SINGLE_FILE}; name one of them: "

@@ -34,6 +34,7 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.prismatic.adapters import collect_adapters
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.tensor_reading import find_part, load_part
+from vla_rl.util.foreign_data import find_files
 
 MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
 """Modules beside the trunk; each part has the name of its module."""
@@ -49,7 +50,7 @@ def find_parts(folders: Sequence[Path]) -> dict[str, Path]:
     # A misspelt part would be left out in silence, and a policy without its proprio projector
     # acts from images alone.
     found = {part: find_part(folders, part) for part in (*MODULES, FILM_TOWERS)}
-    for path in (path for folder in folders for path in sorted(folder.glob("*--*checkpoint*.pt"))):
+    for path in (path for folder in folders for path in find_files(folder, "*--*checkpoint*.pt")):
         if not any(part in path.name for part in found):
             raise CheckpointError(
                 f"{path.parent} has {path.name} beside its weights, which is none of the parts "
@@ -64,7 +65,7 @@ def _refuse_other_names(folders: Sequence[Path], found: Mapping[str, Path | None
     """Raise CheckpointError for a part that is missing although a file of its name is there, such
     as action_head.pt: the policy would be another without it.
     """
-    for path in (path for folder in folders for path in sorted(folder.iterdir())):
+    for path in (path for folder in folders for path in find_files(folder, "*")):
         for part, held in found.items():
             if (
                 held is None

@@ -36,7 +36,7 @@ from vla_rl.envs.driving.scores.pdm import (
 )
 from vla_rl.envs.driving.scores.scene import Scene
 from vla_rl.envs.driving.scores.scene_files import get_texts, parse_scene, read_arrays
-from vla_rl.util.foreign_data import reading_file
+from vla_rl.util.foreign_data import find_files, reading_file
 
 NUM_COMMANDS: Final = 4
 """Left, straight, right, unknown."""
@@ -94,7 +94,7 @@ class TwoStages(NamedTuple):
 
 def list_recorded(folder: Path) -> list[Path]:
     """Return the scene files of a folder, by name. Raises: ValueError if there are none."""
-    found = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    found = find_files(folder, "*.npz") if folder.is_dir() else []
     if not found:
         raise ValueError(
             f"{folder} has no scene files (*.npz), expected the folder that export_scenes.py wrote."
