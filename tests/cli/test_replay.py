@@ -1,5 +1,6 @@
 """`vla-rl replay` shows, checks and exports the rows of a replay buffer."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -177,6 +178,23 @@ def test_a_data_set_that_another_process_writes_is_left_alone(
         assert main(["export", str(run), str(target)]) == 2
     assert "the data set" in capsys.readouterr().err
     assert not target.exists()
+
+
+def test_rows_that_a_run_keeps_in_a_folder_of_their_own_are_found_from_the_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (run / "replay").rename(tmp_path / "large_disk")
+    (run / "config.json").write_text(json.dumps({"seed": 1, "replay": {"folder": str(rows)}}))
+    assert main(["check", str(run)]) == 0
+    assert capsys.readouterr().out == "5 of 5 files are whole\n"
+    # one that was moved away is named
+    rows.rename(tmp_path / "moved")
+    assert main(["show", str(run)]) == 2
+    assert f"{rows}, which {run} keeps its rows in, has no rows" in capsys.readouterr().err
+    # a policy has a file of this name too
+    (run / "config.json").write_text('["replay"]')
+    assert main(["show", str(run)]) == 2
+    assert f"error: {run} has no rows" in capsys.readouterr().err
 
 
 def test_the_program_knows_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

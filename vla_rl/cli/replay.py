@@ -22,6 +22,7 @@ from rich.table import Table
 from vla_rl.errors import DataError, VlaRlError
 from vla_rl.replay.segments import (
     SegmentHeader,
+    find_buffer,
     list_segments,
     read_header,
     read_segment,
@@ -30,20 +31,19 @@ from vla_rl.run.terminal import lasting_output
 from vla_rl.util.atomic_files import replacing
 from vla_rl.util.values import plain_console
 
-INSIDE_RUN: Final = "replay"
-"""Folder of the buffer in a run's folder."""
-
 TASK_NAMES: Final = "task_names"
 """Array of an exported file that the column `task` counts."""
 
 
 def find_segments(folder: Path) -> list[Path]:
     """Return the segments of a buffer, oldest first. Raises: DataError if there are none."""
-    inside = folder / INSIDE_RUN
-    found = list_segments(inside if inside.is_dir() else folder)
+    buffer = find_buffer(folder)
+    found = list_segments(buffer)
     if not found:
+        is_named = not buffer.is_relative_to(folder)
+        where = f"{buffer}, which {folder} keeps its rows in," if is_named else folder
         raise DataError(
-            f"{folder} has no rows, expected the folder of a run with a replay buffer, or of the buffer; "
+            f"{where} has no rows, expected the folder of a run with a replay buffer, or of the buffer; "
             "give another folder."
         )
     return found

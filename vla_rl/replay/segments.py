@@ -36,6 +36,19 @@ MOST_HEADER: Final = 1 << 20
 SUFFIX: Final = ".rows"
 REMEDY: Final = "`vla-rl replay check` lists all damaged segments"
 
+INSIDE_RUN: Final = "replay"
+"""Folder of the rows in a run's folder, unless the run names another one."""
+
+
+class _ReplayOptions(msgspec.Struct):
+    folder: str | None = None
+
+
+class _RunConfig(msgspec.Struct):
+    """The part of a run's `config.json` that says where its rows are."""
+
+    replay: _ReplayOptions
+
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a segment's rows, in front of them.
@@ -168,6 +181,22 @@ def _parse_header(path: Path, data: bytes) -> tuple[SegmentHeader, SegmentName, 
     if path.name != name.file_name:
         raise DataError(f"{path} says that it is {name.file_name}; give it back its name.")
     return header, name, PREFIX.size + length
+
+
+def find_buffer(folder: Path) -> Path:
+    """Return the folder with the rows of a run, or the folder itself if it is not that of a run.
+
+    The rows of a run with `replay.folder` are where its `config.json` says; a relative name counts from the
+    working directory, as it did for the run.
+    """
+    inside, config = folder / INSIDE_RUN, folder / "config.json"
+    if inside.is_dir() or not config.is_file():
+        return inside if inside.is_dir() else folder
+    try:
+        named = msgspec.json.decode(config.read_bytes(), type=_RunConfig).replay.folder
+    except (OSError, ValueError, RecursionError):
+        return folder  # of a policy or a data set: others have files of this name
+    return folder if named is None else Path(named)
 
 
 def list_segments(folder: Path) -> list[Path]:

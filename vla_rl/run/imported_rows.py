@@ -25,7 +25,13 @@ from vla_rl.learner.off_policy.learner import OffPolicyLearner
 from vla_rl.learner.off_policy.run_replay import list_missing_segments
 from vla_rl.models.steered import SteeredPolicy
 from vla_rl.replay import EpisodeRows, TransitionLayout
-from vla_rl.replay.segments import list_segments, read_header, read_segment, require_layout
+from vla_rl.replay.segments import (
+    find_buffer,
+    list_segments,
+    read_header,
+    read_segment,
+    require_layout,
+)
 from vla_rl.replay.transitions import require_valid_rows, set_episode_columns
 from vla_rl.types import Observation
 
@@ -189,8 +195,7 @@ def _open_dataset(folder: Path, options: DatasetOptions) -> list[RecordedEpisode
 
 def _find_segments(source: Path) -> tuple[Path, list[Path]]:
     """Return the folder that a buffer or a data set is in, with its links resolved, and the buffer's files."""
-    inside = source / "replay"
-    folder = (inside if inside.is_dir() else source).resolve()
+    folder = find_buffer(source).resolve()
     return folder, list_segments(folder)
 
 

@@ -12,10 +12,7 @@ from vla_rl.learner.checkpoint.files import load_part
 from vla_rl.learner.checkpoint.folders import list_checkpoints
 from vla_rl.replay import ReplayBuffer, ReplayState, TransitionLayout
 from vla_rl.replay.config import RunReplayConfig
-from vla_rl.replay.segments import read_number
-
-FOLDER: Final = "replay"
-"""Name of the buffer's folder in that of the run."""
+from vla_rl.replay.segments import INSIDE_RUN, read_number
 
 REPLAY: Final = "replay"
 """Name of the replay buffer's part of a checkpoint."""
@@ -70,7 +67,7 @@ class RunReplay:
         Raises: ConfigError if another process has the folder; DataError for rows of another base or
             layout, or that nothing may load.
         """
-        folder = run / FOLDER if self.config.folder is None else Path(self.config.folder)
+        folder = run / INSIDE_RUN if self.config.folder is None else Path(self.config.folder)
         with ReplayBuffer(folder, self._given, self.config, find_needed=find_needed) as buffer:
             self._buffer = buffer
             try:
