@@ -1,9 +1,11 @@
 """Stored episodes become rows of a run's replay buffer, or one sentence says why they cannot."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from head_learning import BASE, make_decisions, make_head, opened_learner
@@ -13,6 +15,7 @@ from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner.off_policy.learner import OffPolicyLearner
+from vla_rl.replay import ReplayBuffer
 from vla_rl.replay.config import RunReplayConfig
 from vla_rl.replay.segments import list_segments
 from vla_rl.run.imported_rows import RowImporter, check_source
@@ -148,6 +151,37 @@ async def test_episodes_of_two_sources_in_one_buffer_are_all_imported(
         learner.replay.buffer.append(shown, is_demonstration=True, source="/data/demos")
     number, _ = await import_into(tmp_path / "run", tmp_path / "source", lane)
     assert number == HELD + 10
+
+
+async def test_what_two_copies_of_one_run_did_later_is_imported_from_both(
+    tmp_path: Path, lane: DeviceLane
+) -> None:
+    policy = make_head()
+    with opened_learner(policy, lane, tmp_path / "first") as learner:
+        state = learner.replay.state()
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    for name, seed in (("first", 7), ("second", 8)):
+        buffer = ReplayBuffer(tmp_path / name / "replay", policy.layout)
+        drawn = make_decisions(policy, policy.layout, 10, first=seed)
+        for number, episode in enumerate(drawn):
+            episode.rows["episode"] = HELD + number
+        with buffer:
+            buffer.restore(state)
+            buffer.append(
+                [
+                    msgspec.structs.replace(each, episode_id=HELD + number)
+                    for number, each in enumerate(drawn)
+                ]
+            )
+    with opened_learner(policy, lane, tmp_path / "run") as learner:
+        importer = RowImporter(policy, learner, lane)
+        numbers = [
+            await importer.import_rows(tmp_path / name, is_demonstration=False)
+            for name in ("first", "second", "first", "second")
+        ]
+        assert learner.replay.buffer.num_episodes == HELD + HELD + 10 + 10
+    # what both did before is stored once, and nothing is stored again
+    assert numbers == [HELD + 10, 10, 0, 0]
 
 
 async def test_returns_that_the_critic_could_not_learn_are_refused(

@@ -170,6 +170,13 @@ class ReplayBuffer:
             self._files.retire(self._rows.drop_oldest())
             return [episode.episode_id for episode in new]
 
+    def list_changed(self, episodes: Sequence[EpisodeRows], *, source: str) -> list[int]:
+        """Return the ids under which a source has other episodes here, as two copies of one run that both went
+        on have; `append` leaves their episodes out. Episodes that were dropped are not compared.
+        """
+        with self._turn:
+            return self._rows.list_changed(source, episodes)
+
     def sample(
         self, *, seed: int, update: int, batch: int, strata: Mapping[Stratum, float] = EVERY_ROW
     ) -> np.ndarray:

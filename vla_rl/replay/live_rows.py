@@ -1,6 +1,7 @@
 """The rows that can be sampled: in memory, by segment, oldest first."""
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ from vla_rl.replay.config import ReplayConfig
 from vla_rl.replay.row_store import RowStore
 from vla_rl.replay.sampling import STRATUM_FLAGS, Stratum, draw_positions, split_batch
 from vla_rl.replay.segments import SegmentHeader, SegmentName
-from vla_rl.replay.transitions import TransitionLayout, copy_rows
+from vla_rl.replay.transitions import EpisodeRows, TransitionLayout, copy_rows
 
 SHARES: Final = {
     "success": "is_success", "demonstration": "is_demonstration", "intervened": "intervened"
@@ -24,7 +25,9 @@ class LiveSegment(msgspec.Struct, kw_only=True):
     header: SegmentHeader
     name: SegmentName
     slots: np.ndarray
-    num_episodes: int
+    digests: dict[int, int]
+    """CRC-32 of what was done and earned in each episode, by its id."""
+
     flags: dict[str, np.ndarray]
     """[n] each: the columns that strata and metrics read. They are apart from the rows, because reading a
     flag in each of 50,000 rows of 17 KB would touch as many pages of memory."""
@@ -33,6 +36,11 @@ class LiveSegment(msgspec.Struct, kw_only=True):
     def num_rows(self) -> int:
         """Rows of the segment."""
         return len(self.slots)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes of the segment."""
+        return len(self.digests)
 
 
 class LiveRows:
@@ -80,10 +88,22 @@ class LiveRows:
             header=header,
             name=name,
             slots=self._store.add_rows(rows),
-            num_episodes=len(np.unique(rows["episode"])),
+            digests=_digest_episodes(rows),
             flags=flags,
         )
         self._positions.clear()
+
+    def list_changed(self, source: str, episodes: Sequence[EpisodeRows]) -> list[int]:
+        """Return the ids that a source has here for other episodes than these."""
+        stored: dict[int, int] = {}
+        for segment in self._segments.values():
+            if segment.header.source == source:
+                stored |= segment.digests
+        return [
+            each.episode_id
+            for each in episodes
+            if each.episode_id in stored and stored[each.episode_id] != _digest(each.rows)
+        ]
 
     def drop_oldest(self) -> list[int]:
         """Drop segments until the rows besides demonstrations are at most the capacity.
@@ -158,3 +178,13 @@ class LiveRows:
                 slots = slots[self._read_flag(flag) == is_set]
             self._positions[stratum] = slots
         return self._positions[stratum]
+
+
+def _digest_episodes(rows: np.ndarray) -> dict[int, int]:
+    """Return the digest of each episode by its id; the rows of an episode follow each other."""
+    starts = np.flatnonzero(np.diff(rows["episode"]) != 0) + 1
+    return {int(part["episode"][0]): _digest(part) for part in np.split(rows, starts)}
+
+
+def _digest(rows: np.ndarray) -> int:
+    return zlib.crc32(rows["rewards"].tobytes(), zlib.crc32(rows["action"].tobytes()))

@@ -92,21 +92,37 @@ class RowImporter:
             for episode in part.episodes:
                 if problem := describe_impossible_return(episode.rows, self._learner.config):
                     raise ConfigError(f"episode {episode.episode_id} of {source} has {problem}")
-            stored = await asyncio.to_thread(
-                buffer.append,
-                part.episodes,
-                is_demonstration=is_demonstration or part.is_demonstration,
-                source=part.source,
-            )
-            number += len(stored)
-            lengths = {each.episode_id: len(each.rows) for each in reversed(part.episodes)}
-            expected_rows += sum(lengths[each] for each in stored)
+            for each in self._split_changed(part, folder):
+                stored = await asyncio.to_thread(
+                    buffer.append,
+                    each.episodes,
+                    is_demonstration=is_demonstration or part.is_demonstration,
+                    source=each.source,
+                )
+                number += len(stored)
+                lengths = {one.episode_id: len(one.rows) for one in reversed(each.episodes)}
+                expected_rows += sum(lengths[one] for one in stored)
         if dropped := expected_rows - buffer.num_rows:
             _log.warning("%s: %s", source, buffer.config.describe_dropped(dropped))
         if self._left_out:
             reasons = "; ".join(f"{count} {why}" for why, count in self._left_out.items())
             _log.warning("%s: left out episodes: %s.", source, reasons)
         return number
+
+    def _split_changed(self, part: _Part, folder: Path) -> list[_Part]:
+        """Return a part as it is stored: episodes whose ids its source has for others come from the folder.
+
+        Copies of one run that both went on have its name, and the same ids for what each did later.
+        """
+        changed = set(self._learner.replay.buffer.list_changed(part.episodes, source=part.source))
+        if not changed:
+            return [part]
+        own = [each for each in part.episodes if each.episode_id not in changed]
+        others = [each for each in part.episodes if each.episode_id in changed]
+        return [
+            part._replace(episodes=own),
+            part._replace(episodes=others, source=f"{folder}/{part.source}"),
+        ]
 
     async def _read_segments(self, source: Path, segments: list[Path]) -> AsyncIterator[_Part]:
         replay = self._learner.replay
