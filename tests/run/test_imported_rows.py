@@ -217,6 +217,15 @@ async def test_episodes_of_tasks_that_the_run_does_not_have_are_left_out(
     assert (await import_into(tmp_path / "d", unnamed, lane, tasks={"bandit"}))[0] == 2
 
 
+async def test_successes_that_earned_nothing_are_counted_in_one_line(
+    tmp_path: Path, lane: DeviceLane, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 1 and 3 succeed, and 1 is rewarded
+    data = record(tmp_path / "data", 3, 3, 3, 3, rewards={1: np.array([0, 0, 1], np.float32)})
+    await import_into(tmp_path / "run", data, lane)
+    assert "data: 1 of 4 episodes count as successes, and all their rewards are 0" in caplog.text
+
+
 async def test_damaged_files_of_a_source_are_named_or_left_out(
     tmp_path: Path, lane: DeviceLane, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,14 @@ class RowImporter:
     async def _read_data_set(self, folder: Path) -> AsyncIterator[_Part]:
         replay = self._learner.replay
         recorded = await asyncio.to_thread(_open_dataset, folder, self._options)
+        if unrewarded := sum(_is_unrewarded(episode) for episode in recorded):
+            _log.warning(
+                "%s: %d of %d episodes count as successes, and all their rewards are 0, so a critic learns that a "
+                "success earns nothing; set the last reward of each to 1, or leave the rewards out of the data.",
+                folder,
+                unrewarded,
+                len(recorded),
+            )
         for number, episode in enumerate(recorded):
             task = episode.about.get("task")
             if isinstance(task, str) and not self._is_wanted(task):
@@ -257,6 +265,11 @@ async def _describe_episode(
     named = episode.about.get("task")
     task = named if isinstance(named, str) else episode.instruction
     return EpisodeRows(episode_id=number, task=task, rows=rows)
+
+
+def _is_unrewarded(episode: RecordedEpisode) -> bool:
+    is_success = episode.is_success is not False
+    return is_success and episode.rewards is not None and not episode.rewards.any()
 
 
 def _count_rows(episode: RecordedEpisode, horizon: int) -> int:
