@@ -1,6 +1,7 @@
 """RLDS data sets are read as TensorFlow reads them; the files here were written by tensorflow_datasets 4.9."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_two_versions_in_one_folder_are_refused(tmp_path: Path) -> None:
     (root / "1.0.1/features.json").write_text("{}")
     with pytest.raises(DataError, match=r"has the versions 1\.0\.0, 1\.0\.1"):
         open_dataset(root)
+
+
+def test_a_shard_that_did_not_arrive_is_named_and_what_a_download_left_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = copy_rlds(tmp_path / "set") / "1.0.0"
+    (whole,) = root.glob("*.tfrecord*")
+    whole = whole.rename(root / "reach_demo-train.tfrecord-00000-of-00003")
+    shutil.copy(whole, root / f"{whole.name}.incomplete")
+    assert len(read_rlds(root)) == 2
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(" is left out")[0] for line in told[:1]] == [f"{whole}.incomplete"]
+    assert told[1].startswith(f"{root} has 1 of the 3 files of reach_demo-train, and is read")
+    assert "00001 is the first" in told[1]
 
 
 def test_fields_choose_other_observations() -> None:

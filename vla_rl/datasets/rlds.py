@@ -13,6 +13,9 @@ stands before the action of its own step. Images are not turned: OpenVLA's are t
 `LiberoEnv` shows them.
 """
 
+import logging
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,13 @@ from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.datasets.tf_records import DOWNLOAD_AGAIN, Example, Span, read_examples, read_span
 from vla_rl.errors import DataError
 from vla_rl.util.foreign_data import find_files, reading
+
+_log = logging.getLogger(__name__)
+
+SHARD: Final = re.compile(
+    r"(?P<split>.+)\.tfrecord-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})(?P<end>.*)"
+)
+"""The name of one of a split's files, and what a download puts behind it."""
 
 FEATURES_FILE: Final = "features.json"
 OBSERVATION: Final = "steps/observation/"
@@ -73,11 +83,45 @@ def read_rlds(path: Path, *, fields: Mapping[str, str] | None = None) -> list[Re
     unknown = sorted(set(asked) - set(KNOWN_FIELDS))
     if unknown:
         raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
-    files = find_rlds_files(path)
+    files = _leave_out_copies(find_rlds_files(path))
+    _warn_of_missing_shards(files)
     episodes = [episode for file in files for episode in _read_file(file, asked)]
     if not episodes:
         raise DataError(f"{path} holds no episode in {len(files)} files; {DOWNLOAD_AGAIN}.")
     return episodes
+
+
+def _leave_out_copies(files: Sequence[Path]) -> list[Path]:
+    """Return the files without those that a download left beside a whole one, such as NAME.incomplete."""
+    names = {file.name for file in files}
+    copies = []
+    for file in files:
+        shard = SHARD.fullmatch(file.name)
+        if shard is not None and shard["end"] and file.name.removesuffix(shard["end"]) in names:
+            copies.append(file)
+            _log.warning("%s is left out: the file without %r is there too.", file, shard["end"])
+    return [file for file in files if file not in copies]
+
+
+def _warn_of_missing_shards(files: Sequence[Path]) -> None:
+    """Log a warning for each split of which some files are not there: a download may have stopped."""
+    found: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for file in files:
+        if shard := SHARD.fullmatch(file.name):
+            found[shard["split"], int(shard["total"])].add(int(shard["number"]))
+    for (split, total), numbers in found.items():
+        if len(numbers) < total:
+            # counted, not listed: a name may claim any number of files
+            first = next(number for number in range(total) if number not in numbers)
+            _log.warning(
+                "%s has %d of the %d files of %s, and is read without the others, of which %05d is the first; "
+                "download it again if you want all episodes.",
+                files[0].parent,
+                len(numbers),
+                total,
+                split,
+                first,
+            )
 
 
 def _read_file(path: Path, fields: Mapping[str, str]) -> Iterator[RecordedEpisode]:
