@@ -96,11 +96,29 @@ def test_an_init_state_is_the_same_whatever_the_seed_and_differs_from_the_next()
 
 
 @pytest.mark.parametrize(
-    "options", [{"init_state_id": 50}, {"init_state_id": -1}, {"initial_state": 1}]
+    "options",
+    [
+        {"init_state_id": 50},
+        {"init_state_id": -1},
+        {"init_state_id": "1"},
+        {"init_state_id": True},
+        {"initial_state": 1},
+    ],
 )
-def test_an_unknown_start_is_refused(options: dict[str, int]) -> None:
+def test_an_unknown_start_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         make().reset(options=options)
+
+
+def test_an_action_of_nan_is_refused_and_moves_nothing() -> None:
+    env = make()
+    before, _ = env.reset(seed=0)
+    # without an image of each step nothing else fails: the hand would be at NaN until the end
+    env.render_every_step = False
+    with pytest.raises(ValueError, match=r"the action moves the hand by \[.*expected numbers in"):
+        env.step(np.full(7, np.nan, np.float32))
+    after = env.step(np.zeros(7, np.float32))[0]
+    assert np.array_equal(after["state"], before["state"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Write the files that run in another program's Python: `vla-rl export carla carla_side`.
 
-vla-rl export carla DIR      for the machine with CARLA: the agent, a server of routes (docs/bench2drive.md)
-vla-rl export navsim DIR     for the machine with navsim: the exporter of its scenes (docs/navsim.md)
+vla-rl export carla DIR      for the machine with CARLA: the agent, a server of routes
+vla-rl export navsim DIR     for the machine with navsim: the exporter of its scenes
 
 The folder can be copied to that machine as it is: nothing in it imports vla_rl.
 """

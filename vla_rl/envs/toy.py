@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.envs.gymnasium_adapters import Words
+from vla_rl.envs.image_env import is_whole
 from vla_rl.errors import StartError
 from vla_rl.types import Info, Observation
 
@@ -148,7 +149,14 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
             raise gymnasium.error.ResetNeeded(
                 "the episode is over or has not begun; call reset() first."
             )
-        move = np.clip(np.asarray(action[:2], np.float64), -1.0, 1.0) * self._step_size
+        wanted = np.asarray(action[:2], np.float64)
+        # NaN passes the clip, and would stay in the hand's position until the episode ends.
+        if np.isnan(wanted).any():
+            raise ValueError(
+                f"the action moves the hand by {wanted.tolist()}, expected numbers in [-1, 1]; look "
+                "at what chose it."
+            )
+        move = np.clip(wanted, -1.0, 1.0) * self._step_size
         self._hand = np.clip(self._hand + move, -1.0, 1.0)
         self._num_steps += 1
         inside = np.abs(self._hand - _CENTRES).max(axis=1) <= HALF_WIDTH + _TOLERANCE
@@ -234,8 +242,10 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
 
 
 def _fixed_rng(init_state_id: int) -> np.random.Generator:
-    if not 0 <= init_state_id < NUM_INIT_STATES:
-        raise ValueError(f"init_state_id is {init_state_id}, expected 0 to {NUM_INIT_STATES - 1}.")
+    if not is_whole(init_state_id) or not 0 <= init_state_id < NUM_INIT_STATES:
+        raise ValueError(
+            f"init_state_id is {init_state_id!r}, expected 0 to {NUM_INIT_STATES - 1}."
+        )
     return np.random.default_rng((_INIT_STATES_SEED, init_state_id))
 
 

@@ -244,6 +244,7 @@ def test_the_options_name_the_scene_or_it_is_drawn() -> None:
     first, second = (choose_scene(None, np.random.default_rng(seed)) for seed in (0, 1))
     assert first != second
     assert first == choose_scene({}, np.random.default_rng(0))
+    assert choose_scene({"init_state_id": 3.0}, np.random.default_rng(0)) == 3
 
 
 @pytest.mark.parametrize(
@@ -251,6 +252,9 @@ def test_the_options_name_the_scene_or_it_is_drawn() -> None:
     [
         ({"init_state_id": NUM_SCENES}, f"init_state_id is {NUM_SCENES}, expected 0 to"),
         ({"init_state_id": -1}, "init_state_id is -1"),
+        ({"init_state_id": "1"}, "init_state_id is '1', expected 0 to"),
+        ({"init_state_id": 3.5}, "init_state_id is 3.5, expected 0 to"),
+        ({"init_state_id": True}, "init_state_id is True, expected 0 to"),
         ({"scene": 3}, r"reset options \['scene'\] are unknown, expected only 'init_state_id'"),
     ],
 )

@@ -15,6 +15,7 @@ from vla_rl.envs.driving.roads import LAYOUTS, Roads, compute_curvatures, tangen
 from vla_rl.envs.driving.scores import PACIFICA, Map, RedLights, Scene, Tracks
 from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.scene import AX, NUM_STEPS, STATE_SIZE, STEER, VX, YAW_RATE
+from vla_rl.envs.image_env import is_whole
 
 TRAFFIC_STEP_S: Final = 0.1
 LOOK_AHEAD: Final = 40
@@ -395,6 +396,9 @@ def choose_scene(
     named = (options or {}).get("init_state_id")
     if named is None:
         return int(rng.integers(num_scenes))
-    if not 0 <= named < num_scenes:
-        raise ValueError(f"init_state_id is {named}, expected 0 to {num_scenes - 1}.")
+    # A table of numbers may give 3.0; but 3.5 was scene 3, without a word.
+    if isinstance(named, float) and named.is_integer():
+        named = int(named)
+    if not is_whole(named) or not 0 <= named < num_scenes:
+        raise ValueError(f"init_state_id is {named!r}, expected 0 to {num_scenes - 1}.")
     return int(named)
