@@ -27,6 +27,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.experts import Demonstration
 from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, VlaRlError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import record_demonstrations, sft_libero, srpo_toy, watch_libero
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
@@ -246,3 +247,10 @@ def test_a_plan_names_the_gpu_only_where_it_is_used(
         )
         dry_run.print_plan(on_device, footprint, 1, 1)
         assert computes in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["a/b", "", ".hidden", "été", "n" * 240])
+def test_a_name_that_cannot_name_a_folder_is_refused_before_a_run_begins(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"RunConfig\.name is .*expected letters, digits"):
+        RunConfig(name=name)
+    assert RunConfig(name="n" * 239).name == "n" * 239

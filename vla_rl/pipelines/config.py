@@ -1,6 +1,7 @@
 """Configurations that all training runs share, for any task: sizes, seeds, and the run's files."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -86,6 +87,13 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Also log to this project of Weights & Biases (needs the extra `wandb`). None: do not."""
 
     def __post_init__(self) -> None:
+        # The folder is made once the policy is loaded; a dry run makes none, and found no fault.
+        self.require(
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,238}", self.name) is not None,
+            "name",
+            "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 239 of "
+            "them, as it names a folder",
+        )
         self.require(self.profiled is not None, "profile_updates", "a range")
 
     @property
