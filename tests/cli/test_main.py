@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,6 +86,11 @@ def test_an_environment_without_a_recipe_gets_the_nearest_one(
 def test_a_name_that_is_no_recipe_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srpo_libro"]) == 2
     assert "no recipe 'srpo_libro', did you mean 'srpo_libero'?" in capsys.readouterr().err
+
+
+def test_the_program_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vla-rl {version('vla_rl')}\n"
 
 
 def test_the_printed_lines_are_a_list_of_hosts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ vla-rl replay show RUN            what a replay buffer holds; check reads every 
 vla-rl host                       let this machine run episodes for another one
 vla-rl export carla DIR           files for the machine with CARLA, or with navsim: `vla-rl export navsim DIR`
 vla-rl install libero             LIBERO; `vla-rl install --help` lists the others
+vla-rl --version                  the version of this package
 """
 
 import ast
@@ -23,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+import vla_rl
 from vla_rl.run.terminal import lasting_output
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_overview())
+        return 0
+    if name == "--version":
+        print(f"vla-rl {vla_rl.__version__}")
         return 0
     known = recipes()
     name, others = _with_env(name, others)

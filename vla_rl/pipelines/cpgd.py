@@ -27,7 +27,8 @@ def cpgd(parts: Parts) -> Pipeline:
     loss.require(
         loss.name == "cpgd",
         "name",
-        "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it",
+        "'cpgd' in the pipeline cpgd; leave it out on the command line, or use "
+        '`with_pipeline(config, "cpgd")` in Python',
     )
     # the drift is in the loss, so the graph is that of GRPO
     return grpo(parts, "cpgd", "Clipped policy gradient with policy drift")

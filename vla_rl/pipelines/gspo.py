@@ -27,6 +27,7 @@ def gspo(parts: Parts) -> Pipeline:
     loss.require(
         loss.name == "gspo",
         "name",
-        "'gspo' in the pipeline gspo; `with_pipeline(config, \"gspo\")` sets it",
+        "'gspo' in the pipeline gspo; leave it out on the command line, or use "
+        '`with_pipeline(config, "gspo")` in Python',
     )
     return grpo(parts, "gspo", "Group sequence policy optimization")

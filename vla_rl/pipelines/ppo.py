@@ -36,11 +36,12 @@ def ppo(
 
     `id` and `description` are for pipelines that build on it.
     """
-    config = parts.config
-    config.require(
-        config.advantage.needs_values,
-        "advantage",
-        "'gae' or 'marft_gae', which use the critic's values; with_pipeline(config, 'ppo') sets it",
+    advantage = parts.config.advantage
+    advantage.require(
+        advantage.needs_values,
+        "name",
+        f"'gae' or 'marft_gae' in the pipeline {id}, which use the critic's values; leave it out on the command "
+        f'line, or use `with_pipeline(config, "{id}")` in Python',
     )
     critic = Node.declare(
         "critic",
@@ -65,7 +66,7 @@ def ppo(
         )
         .replace_node(
             "advantage",
-            CriticAdvantage(config.advantage),
+            CriticAdvantage(advantage),
             reads=reads,
             writes=("advantages", "returns"),
         )
