@@ -58,6 +58,20 @@ def test_a_shard_that_did_not_arrive_is_named_and_what_a_download_left_is_not_re
     assert "00001 is the first" in told[1]
 
 
+def test_what_is_held_out_beside_the_training_split_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = copy_rlds(tmp_path / "set") / "1.0.0"
+    (training,) = root.glob("*.tfrecord*")
+    held_out = root / "reach_demo-val.tfrecord-00000-of-00001"
+    shutil.copy(training, held_out)
+    assert len(read_rlds(root)) == 2
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"{root} has reach_demo-val beside the split train, and is read without")
+    training.unlink()
+    assert len(read_rlds(root)) == 2
+
+
 def test_fields_choose_other_observations() -> None:
     (episode, _) = read_rlds(RLDS / "reach_demo", fields={"image": "wrist_image"})
     assert set(episode.frames) == {"image", "wrist_image"}

@@ -73,7 +73,7 @@ def read_rlds(path: Path, *, fields: Mapping[str, str] | None = None) -> list[Re
     """Read the episodes of a data set; images are read on demand.
 
     Args:
-        path: folder of the data set, or of one version of it.
+        path: folder of the data set, or of one version of it. Of several splits, `train` is read.
         fields: names of the observations that are `image`, `wrist_image` and `state`, or of the
             action, if they are not the usual ones.
 
@@ -83,7 +83,7 @@ def read_rlds(path: Path, *, fields: Mapping[str, str] | None = None) -> list[Re
     unknown = sorted(set(asked) - set(KNOWN_FIELDS))
     if unknown:
         raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
-    files = _leave_out_copies(find_rlds_files(path))
+    files = _leave_out_held_out(_leave_out_copies(find_rlds_files(path)))
     _warn_of_missing_shards(files)
     episodes = [episode for file in files for episode in _read_file(file, asked)]
     if not episodes:
@@ -101,6 +101,24 @@ def _leave_out_copies(files: Sequence[Path]) -> list[Path]:
             copies.append(file)
             _log.warning("%s is left out: the file without %r is there too.", file, shard["end"])
     return [file for file in files if file not in copies]
+
+
+def _leave_out_held_out(files: Sequence[Path]) -> list[Path]:
+    """Return the files of the split `train` alone, if there are others beside it: what is held out is not learnt."""
+    splits = {file: shard["split"] for file in files if (shard := SHARD.fullmatch(file.name))}
+    # a name may be that of the split alone, or of the data set and the split
+    training = {file for file, split in splits.items() if split.rpartition("-")[2] == "train"}
+    others = sorted({split for file, split in splits.items() if file not in training})
+    if not training or not others:
+        return list(files)
+    _log.warning(
+        "%s has %s beside the split train, and is read without; to read another one, give a folder that has it "
+        "alone, with %s.",
+        files[0].parent,
+        ", ".join(others),
+        FEATURES_FILE,
+    )
+    return [file for file in files if file in training or file not in splits]
 
 
 def _warn_of_missing_shards(files: Sequence[Path]) -> None:
