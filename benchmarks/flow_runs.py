@@ -103,13 +103,17 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
     }
 
 
-def read_curves(updates: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the curves of what the runs have, one for each member of a team, under the member's name."""
-    curves: dict[str, list[float]] = {}
-    for line in updates:
-        for short, path in CURVES.items():
-            for member, value in _find_metric(line, path):
-                curves.setdefault(member + short, []).append(round(value, 4))
+def read_curves(updates: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Return the curves of what the runs have, one for each member of a team, under the member's name.
+
+    None: an update that has no such number, such as one in which a member did not learn.
+    """
+    curves: dict[str, list[float | None]] = {}
+    for short, path in CURVES.items():
+        members = {member for line in updates for member, _ in _find_metric(line, path)}
+        for member in sorted(members):
+            found = (line.get(member + path) for line in updates)
+            curves[member + short] = [None if each is None else round(each, 4) for each in found]
     return curves
 
 

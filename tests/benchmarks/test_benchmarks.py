@@ -158,6 +158,9 @@ def test_planners_are_compared_in_words(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_curves_of_a_team_are_those_of_its_members_and_what_is_absent_is_left_out() -> None:
     alone = [{"rollout/success_rate": 0.5, "update/clip_fraction": 0.1}]
-    team = [{"planner/update/clip_fraction": 0.2, "robot/update/clip_fraction": 0.3}]
+    robot = {"robot/update/clip_fraction": 0.3}
+    team = [{"planner/update/clip_fraction": 0.2, **robot}, robot]
     assert read_curves(alone) == {"success": [0.5], "clip_fraction": [0.1]}
-    assert read_curves(team) == {"planner/clip_fraction": [0.2], "robot/clip_fraction": [0.3]}
+    assert read_curves(team) == {
+        "planner/clip_fraction": [0.2, None], "robot/clip_fraction": [0.3, 0.3],
+    }  # fmt: skip
