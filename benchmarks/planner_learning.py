@@ -6,7 +6,7 @@
     python -m benchmarks.planner_learning --table              what was kept
 
     both/0, /1, /2            planner and robot learn
-    planner/0, /1, /2         the robot keeps its weights
+    planner/0, /1, /2         the robot keeps its weights, and acts by the means of its tokens
     robot/0, /1, /2           the planner keeps its weights
 
 Each run is `grpo_planner` with the shipped policy for libero_goal and the shipped planner, with as many episodes; their
@@ -17,10 +17,11 @@ stopped goes on where it was, if the command is called again.
 
 Keys of the last line, lists by run: `runs`, `before`, `after` in percent, `gain`, `env_steps`, `cpu_seconds`. And
 `joint_minus_planner_only`, `joint_minus_vla_only`: points after training, with `_low` and `_high`, the 95 % interval
-of the paired difference over requests and seeds (null before runs of the same seed have ended); goal: the low end
-of the larger one above 0.
+of the paired difference over requests and seeds (null before runs of the same seed have ended; the interval alone,
+while too few requests ended otherwise for one); goal: the low end of the larger one above 0.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +58,11 @@ def run_planned(
 
 def compare_runs(
     lines: Sequence[dict[str, Any]], one: str, other: str
-) -> tuple[float, float, float] | None:
-    """Return how many points higher runs of one kind end, and the 95 % interval; None if no seed has both."""
+) -> tuple[float, float | None, float | None] | None:
+    """Return how many points higher runs of one kind end, and the 95 % interval; None if no seed has both.
+
+    Of a few differences too many resamples have none: the interval of the bootstrap is then infinite, and left out.
+    """
     after = {line["run"]: join_outcomes(line, "after") for line in lines}
     differences = [
         100.0 * (int(mine) - int(theirs))
@@ -69,6 +73,8 @@ def compare_runs(
     if not differences:
         return None
     test = paired_bootstrap(differences)
+    if not math.isfinite(test.low) or not math.isfinite(test.high):
+        return round(test.mean, 1), None, None
     return round(test.mean, 1), round(test.low, 1), round(test.high, 1)
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.planner_words                      the planner that ships
     python -m benchmarks.planner_words FOLDER [FOLDER ...]  others, such as checkpoints of `grpo_planner`
 
-No simulator runs, so that it takes seconds, and plans alone are counted: neither a robot that fails nor the limit of
-control steps is in it. Requests of training and held-out ones, each asked once, by the likeliest tokens and by samples
-at temperature 1.
+No simulator runs, so that it takes a minute or two. Plans alone are counted: neither a robot that fails nor the limit
+of control steps is in it. Requests of training and held-out ones, each asked once, by the likeliest tokens and by
+samples at temperature 1.
 
 Keys of the last line, lists by planner: `planner`, its folder; `train`, `combinations`, `wordings`, percent by samples;
 the same names with `_likeliest`.

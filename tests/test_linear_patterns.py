@@ -57,6 +57,7 @@ OURS: Final = {
     "envs/text/tools.py": "docstrings of tools",
     "evaluation/contact_sheets.py": "names of files",
     "evaluation/suites.py": "an option",
+    "util/values.py": "a name of a run",
     "util/installing.py": "requirements of this package",
     "learner/checkpoint/files.py": "names of files",
     "learner/checkpoint/folders.py": "names of folders",
@@ -65,9 +66,8 @@ OURS: Final = {
     "models/prismatic/folder.py": "a path",
     "models/tensor_reading.py": "an id, a digest",
     "models/prismatic/adapters.py": "names of tensors",
-    "pipelines/config.py": "a name of a run",
     "reporting/metrics.py": "names of metrics",
-    "reporting/run_directory.py": "a name of a run",
+    "reporting/run_directory.py": "names of files",
     "reporting/videos.py": "names of tasks",
 }
 """Modules whose patterns read short texts of a user, a file or this package."""

@@ -90,15 +90,23 @@ def test_runs_are_compared_request_by_request_where_a_seed_has_both() -> None:
             "run": run,
             "outcomes_after": {"wordings/2 skills": each[2:], "combinations/2 skills": each[:2]},
         }
-        for run, each in after.items()
+        for run, each in ((run, 4 * each) for run, each in after.items())
     ]
-    assert join_outcomes(lines[0], "after") == "1110"
+    assert join_outcomes(lines[0], "after") == 4 * "1110"
     found = compare_runs(lines, "both", "planner")
     assert found is not None
     points, low, high = found
     assert points == 50.0
+    assert low is not None
+    assert high is not None
     assert low < points < high
     assert compare_runs(lines, "both", "robot") is None
+
+
+def test_of_too_few_differences_there_is_no_interval() -> None:
+    ended = {"both/0": "1" + "0" * 39, "planner/0": "0" * 40}
+    lines = [{"run": run, "outcomes_after": {"wordings": each}} for run, each in ended.items()]
+    assert compare_runs(lines, "both", "planner") == (2.5, None, None)
 
 
 OPEN, BURN, PLATE, AWAY = (
@@ -149,14 +157,13 @@ def test_planners_are_compared_in_words(tmp_path: Path, capsys: pytest.CaptureFi
     write_tiny(tmp_path, TinyConfig(context_size=2048, vocab_size=300), ["Light it."] * 4, seed=0)
     assert planner_words.main([str(tmp_path), "--num", "2"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert planner_words.__doc__ is not None
     assert figures["planner"] == [str(tmp_path)]
     assert set(figures) == {"planner"} | {
         f"{split}{ending}" for split in planner_words.SPLITS for ending in ("", "_likeliest")
     }
 
 
-def test_curves_of_a_team_are_those_of_its_members_and_what_is_absent_is_left_out() -> None:
+def test_curves_of_a_team_are_those_of_its_members_and_what_is_absent_is_none() -> None:
     alone = [{"rollout/success_rate": 0.5, "update/clip_fraction": 0.1}]
     robot = {"robot/update/clip_fraction": 0.3}
     team = [{"planner/update/clip_fraction": 0.2, **robot}, robot]

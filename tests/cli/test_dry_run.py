@@ -29,6 +29,7 @@ from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, Vla
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import record_demonstrations, sft_libero, srpo_toy, watch_libero
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import TaskStart
@@ -251,6 +252,9 @@ def test_a_plan_names_the_gpu_only_where_it_is_used(
 
 @pytest.mark.parametrize("name", ["a/b", "", ".hidden", "été", "n" * 240])
 def test_a_name_that_cannot_name_a_folder_is_refused_before_a_run_begins(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"RunConfig\.name is .*expected letters, digits"):
+    told = r"Config\.name is .*expected letters, digits"
+    with pytest.raises(ConfigError, match=told):
         RunConfig(name=name)
+    with pytest.raises(ConfigError, match=told):
+        EvalLiberoConfig(checkpoint="policy", name=name)
     assert RunConfig(name="n" * 239).name == "n" * 239

@@ -30,6 +30,7 @@ from vla_rl.reporting import MemoryItem, available_bytes, memory_table
 from vla_rl.rollout import RealTimeConfig
 from vla_rl.serving.remote_config import RemotePolicyConfig, is_server_address
 from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, ReadIf, Sampling
+from vla_rl.util.values import FOLDER_NAME, names_folder
 
 MIB = 2**20
 
@@ -244,6 +245,7 @@ class EvalConfig(DecodingConfig, frozen=True, kw_only=True):
     """First part of the folder's name."""
 
     def __post_init__(self) -> None:
+        self.require(names_folder(self.name), "name", FOLDER_NAME)
         for suite in self.suites:
             self.require(
                 get_benchmark(suite) is self.benchmark,

@@ -1,7 +1,6 @@
 """Configurations that all training runs share, for any task: sizes, seeds, and the run's files."""
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -20,6 +19,7 @@ from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.replay.config import RunReplayConfig
 from vla_rl.rollout import ChatLimits, PlannerConfig, SchedulerConfig
 from vla_rl.types import Config, EnvPool, PositiveFloat, PositiveInt, Share
+from vla_rl.util.values import FOLDER_NAME, names_folder
 
 OF_LANGUAGE_POLICIES: Final = (
     "engine.max_context",
@@ -88,12 +88,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # The folder is made once the policy is loaded; a dry run makes none, and found no fault.
-        self.require(
-            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,238}", self.name) is not None,
-            "name",
-            "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 239 of "
-            "them, as it names a folder",
-        )
+        self.require(names_folder(self.name), "name", FOLDER_NAME)
         self.require(self.profiled is not None, "profile_updates", "a range")
 
     @property

@@ -35,7 +35,13 @@ from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.reporting.machine import versions
 from vla_rl.util.atomic_files import replace_file
 from vla_rl.util.ownership import sole_owner
-from vla_rl.util.values import excerpt, find_part_without_json, shorten_middle
+from vla_rl.util.values import (
+    FOLDER_NAME,
+    excerpt,
+    find_part_without_json,
+    names_folder,
+    shorten_middle,
+)
 
 CONFIG_FILE = "config.json"
 OWNER_FILE = "owner.json"
@@ -61,11 +67,8 @@ class RunDirectory:
 
         Raises: ConfigError if the folder cannot be created or written.
         """
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ConfigError(
-                f"run name is {name!r}, expected letters, digits, '.', '_' and '-', "
-                "as it names a folder"
-            )
+        if not names_folder(name):
+            raise ConfigError(f"run name is {name!r}, expected {FOLDER_NAME}")
         try:
             run = cls(_new_folder(root, f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
             run._begin(config)

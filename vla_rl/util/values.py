@@ -6,6 +6,7 @@ cut to what an error can show. NumPy itself is not imported: a process of a sand
 with no use for it.
 """
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,6 +24,17 @@ MOST_SHOWN: Final = 80
 
 CONTEXT: Final = 20
 """Characters shown before the first difference of two long values."""
+
+
+FOLDER_NAME: Final = (
+    "letters, digits, '.', '_' and '-', first a letter or digit, at most 239, as it names a folder"
+)
+"""This is what `names_folder` expects, in words."""
+
+
+def names_folder(name: str) -> bool:
+    """Return whether a name can begin that of a new folder, before its date, on any file system."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,238}", name) is not None
 
 
 def compare_sources(
