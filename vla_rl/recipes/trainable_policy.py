@@ -21,13 +21,6 @@ def choose_trained_part(policy: Any, part: TrainedPart) -> None:
 
 def add_adapters(policy: Any, lora: "LoraConfig", seed: int) -> Any:
     """Return a policy with new adapters on what is trained. Raises: ConfigError if its family has none."""
-    # imports torch, which `--help` does without
-    from vla_rl.models.flow.policy import FlowPolicy
-
-    if isinstance(policy, FlowPolicy):
-        from vla_rl.models.flow.adapted_folder import adapt_flow
-
-        return adapt_flow(policy, lora, seed)
     return require_method(policy, "adapted", "lora_rank")(lora, seed=seed)
 
 

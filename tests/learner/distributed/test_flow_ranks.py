@@ -14,7 +14,6 @@ from vla_rl.algorithms import KlLossConfig, PolicyLossConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import CriticConfig, Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learner.distributed import ShardedLearner
-from vla_rl.models.flow.adapted_folder import adapt_flow
 from vla_rl.models.flow.trained_parts import choose_trained
 from vla_rl.models.prismatic.config import LoraConfig
 
@@ -77,7 +76,7 @@ async def test_ranks_keep_prefixes_and_train_as_one_process_does(
     policy = tiny_policy()
     choose_trained(policy.network, "expert", None, seed=0, freezes_prefix=True)
     if has_adapters:
-        policy = adapt_flow(policy, LoraConfig(rank=2, alpha=4), seed=1)
+        policy = policy.adapted(LoraConfig(rank=2, alpha=4), seed=1)
     episodes = await run_flow_episodes(policy, lane)
     alone, shared = policy.copy(), policy.copy()
     without: Any = msgspec.structs.replace(KEEPING, prefix_cache_gib=0.0)

@@ -18,12 +18,11 @@ from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.families import find_family
-from vla_rl.models.flow.adapted_folder import LORA_FILE, adapt_flow, merge_flow
 from vla_rl.models.flow.new_statistics import copy_with_statistics
 from vla_rl.models.flow.pi_folder import PiParts, load_pi
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.smolvla_folder import SmolVlaParts, load_smolvla
-from vla_rl.models.flow.trained_parts import choose_trained
+from vla_rl.models.flow.trained_parts import LORA_FILE, choose_trained
 from vla_rl.models.loading import CheckpointFormat, load_policy
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.recipes.trainable_policy import add_adapters, choose_trained_part
@@ -91,7 +90,7 @@ def test_a_folder_with_adapters_comes_back_to_the_bit(family: str, tmp_path: Pat
         tiny_smolvla.write_smolvla(tmp_path / "base")
     policy: Any = load_policy(str(tmp_path / "base"), CheckpointFormat(), "cpu")
     choose_trained_part(policy, "expert")
-    policy = adapt_flow(policy, LORA, seed=3)
+    policy = policy.adapted(LORA, seed=3)
     move_adapters(policy)
     policy.save(tmp_path / "saved")
     for loaded in (
@@ -104,7 +103,7 @@ def test_a_folder_with_adapters_comes_back_to_the_bit(family: str, tmp_path: Pat
         assert all(torch.equal(found[name], each) for name, each in expected.items())
         assert dict(loaded.checkpoint_files()) == dict(policy.checkpoint_files())
     # merged, it is a folder of its project again, with the names that it had
-    merged = merge_flow(policy)
+    merged = policy.merged()
     merged.save(tmp_path / "merged")
     names = load_file(tmp_path / "merged" / "model.safetensors").keys()
     assert names == load_file(tmp_path / "base" / "model.safetensors").keys()
@@ -135,7 +134,7 @@ def test_adapters_of_adapters_are_merged_first() -> None:
     move_adapters(policy)
     expected = decide(policy)
     choose_trained(policy.network, "expert", None, seed=0, freezes_prefix=True)
-    twice = adapt_flow(policy, LORA, seed=4)
+    twice = policy.adapted(LORA, seed=4)
     torch.testing.assert_close(decide(twice), expected, atol=1e-5, rtol=0.0)
     names = [name for name in twice.network.state_dict() if ".lora_" in name]
     assert len(names) == len([name for name in adapted().network.state_dict() if ".lora_" in name])
@@ -167,10 +166,10 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
 def test_layers_by_name_and_a_policy_of_which_nothing_is_trained_are_refused() -> None:
     policy = tiny_policy()
     with pytest.raises(ConfigError, match="expected 'hidden' for a flow policy"):
-        adapt_flow(policy, LoraConfig(targets="all-linear"), seed=0)
+        policy.adapted(LoraConfig(targets="all-linear"), seed=0)
     policy.network.requires_grad_(False)
     with pytest.raises(ConfigError, match="no linear layer of the policy is trained"):
-        adapt_flow(policy, LORA, seed=0)
+        policy.adapted(LORA, seed=0)
 
 
 ROWS = {

@@ -50,8 +50,15 @@ from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
 from vla_rl.models.flow.real_time import continue_plans
 from vla_rl.models.flow.sampler import Chain, Draws, run_chain, scale_noise
-from vla_rl.models.flow.trained_parts import choose_trained
+from vla_rl.models.flow.trained_parts import (
+    AdaptedLayout,
+    adapt_trained_layers,
+    choose_trained,
+    has_adapters,
+    merge_adapters,
+)
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
+from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Observation, Sampling
@@ -149,6 +156,23 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def train_expert(self) -> None:
         """Let gradients reach the expert for actions alone; the prefix is frozen."""
         choose_trained(self.network, "expert", None, seed=0, freezes_prefix=True)
+
+    def adapted(self, lora: LoraConfig, seed: int) -> "FlowPolicy":
+        """Return a policy on the same network with new adapters on what is trained; at first it acts as before.
+
+        Adapters that it has are merged first, in a copy.
+
+        Raises: ConfigError if nothing is trained, or layers are chosen by name.
+        """
+        policy = self.merged() if has_adapters(self._network) else self
+        return policy.with_layout(adapt_trained_layers(policy.network, policy.layout, lora, seed))
+
+    def merged(self) -> "FlowPolicy":
+        """Return a copy with its adapters merged into the weights, for software without adapters."""
+        merged = self.copy()
+        merge_adapters(merged.network)
+        layout = merged.layout
+        return merged.with_layout(layout.inner) if isinstance(layout, AdaptedLayout) else merged
 
     def copy(self) -> "FlowPolicy":
         """Return the same policy with its own copy of the weights."""

@@ -3,16 +3,26 @@
 The prefix part reads images and prompt, the expert moves the actions. With adapters (LoRA, Hu et al.
 2021, arXiv:2106.09685, by peft) every linear layer of the chosen part gets one; the small projections of
 state, action and time are trained whole, because fine-tuning has to fit them to a robot.
+
+What is tuned for another project has its adapters merged. A run of reinforcement learning keeps them beside
+the weights, so that it goes on with the very numbers (`AdaptedLayout`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from vla_rl.errors import ConfigError
+from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.network import FlowLayout
 from vla_rl.models.prismatic.adapters import ADAPTER_NAME, get_adapter
 from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.weights import check_names
+from vla_rl.types import Config, PositiveInt
 
 TrainedPart: TypeAlias = Literal["all", "expert"]
 
@@ -25,6 +35,11 @@ PREFIX_PARTS: Final = (
 
 PROJECTIONS: Final = ("state_", "action_", "time_")
 """Beginnings of the names of the small layers between a robot and the network."""
+
+ADAPTERS: Final = "lora/"
+"""Beginning of the names of adapters in a folder."""
+
+LORA_FILE: Final = "vla_rl_lora.json"
 
 
 def choose_trained(
@@ -113,3 +128,115 @@ def merge_adapters(network: nn.Module) -> None:
 def has_adapters(network: nn.Module) -> bool:
     """Return whether any layer has an adapter."""
     return any(get_adapter(module) is not None for module in network.modules())
+
+
+class LoraFile(Config, frozen=True, kw_only=True):
+    """Contents of `vla_rl_lora.json`."""
+
+    rank: PositiveInt
+    """Inner width of each adapter."""
+
+    alpha: PositiveInt
+    """Its product is multiplied by alpha / rank."""
+
+
+@dataclass(frozen=True)
+class AdaptedLayout:
+    """A layout with adapters beside its tensors. It is a `FlowLayout`.
+
+    Attributes:
+        inner: the layout of the weights.
+        file: rank and scale.
+    """
+
+    inner: FlowLayout
+    file: LoraFile
+
+    def write_tensors(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return weights and adapters by name; views, not copies."""
+        return self.inner.write_tensors(_Unadapted(network)) | list_adapters(network)
+
+    def read_tensors(self, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into a network with the same adapters.
+
+        Raises: CheckpointError listing missing, unknown and misshapen names.
+        """
+        own = list_adapters(network)
+        given = {name: each for name, each in tensors.items() if name.startswith(ADAPTERS)}
+        check_names(own, given)
+        self.inner.read_tensors(
+            _Unadapted(network), {name: each for name, each in tensors.items() if name not in given}
+        )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+
+    def list_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
+        """Return the small files of the weights, and that of the adapters."""
+        text = msgspec.json.format(msgspec.json.encode(self.file), indent=1)
+        return {**self.inner.list_files(sampling), LORA_FILE: text}
+
+
+class _Unadapted(nn.Module):
+    """A network's weights under the names that they have without adapters."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._network = network
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        tensors = self._network.state_dict()
+        return {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in tensors.items()
+            if ".lora_" not in name
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        own = self.state_dict()
+        with torch.no_grad():
+            for name, tensor in state_dict.items():
+                own[name].copy_(tensor)
+
+
+def adapt_trained_layers(
+    network: nn.Module, layout: FlowLayout, lora: LoraConfig, seed: int
+) -> AdaptedLayout:
+    """Give every linear layer that is trained a new adapter, which is trained instead; return the layout then.
+
+    Projections of state, action and time that are trained stay so. At first the network computes
+    what it did.
+
+    Raises: ConfigError if nothing is trained, or layers are chosen by name.
+    """
+    if lora.targets != "hidden":
+        raise ConfigError(
+            f"lora_targets is {lora.targets!r}, expected 'hidden' for a flow policy, whose trained linear "
+            "layers all get an adapter; choose the part with train"
+        )
+    layers = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.weight.requires_grad
+        and not name.startswith(PROJECTIONS)
+    ]
+    if not layers:
+        raise ConfigError(
+            "no linear layer of the policy is trained, expected some that get adapters"
+        )
+    trained = {
+        name
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and name.startswith(PROJECTIONS)
+    }
+    inject_adapters(network, layers, lora, seed)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(".lora_" in name or name in trained)
+    return AdaptedLayout(layout, LoraFile(rank=lora.rank, alpha=lora.alpha))
+
+
+def list_adapters(network: nn.Module) -> dict[str, Tensor]:
+    return {
+        ADAPTERS + name: tensor for name, tensor in network.state_dict().items() if ".lora_" in name
+    }
