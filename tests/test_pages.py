@@ -21,6 +21,7 @@ from rollout_fakes import CountingEngine, LatencyPool
 from tests.datasets.support.made_datasets import made_episode
 from vla_rl.actors import make_keys
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.main import recipes
 from vla_rl.datasets import LeRobotWriter, read_lerobot
 from vla_rl.recipes.recap_flow import RecapFlowConfig
 from vla_rl.recipes.sft_flow import SftFlowConfig
@@ -170,6 +171,11 @@ def test_the_commands_the_readme_names_exist() -> None:
         assert (recipes / f"{module}.py").is_file() or (
             recipes / module / "__main__.py"
         ).is_file(), module
+
+
+def test_the_readme_names_every_recipe() -> None:
+    text = README.read_text().replace("python -m vla_rl.recipes.", "")
+    assert [name for name in recipes() if f"`{name}`" not in text] == []
 
 
 COMING_FROM = (Path(__file__).parent.parent / "docs" / "coming_from.md").read_text()
