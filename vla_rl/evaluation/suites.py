@@ -71,6 +71,9 @@ class Benchmark(NamedTuple):
     """Seconds of one core for a control step with its share of images."""
 
 
+ACTION_LIMIT: Final = 1.0
+"""Largest size of a number of an action, which both arms clip to."""
+
 LIBERO: Final = Benchmark(
     "LIBERO",
     "_libero",
@@ -162,10 +165,27 @@ def require_fitting(
             f"drawn; set --image-size {own_size}, or leave it out"
         )
     if padded is not None:
+        _require_reachable(policy, checkpoint, benchmark)
         _log.warning(
             "%s: the gripper's range and sign were not checked, because there is no data to compare with",
             checkpoint,
         )
+
+
+def _require_reachable(policy: "RobotPolicy", checkpoint: str, benchmark: Benchmark) -> None:
+    """Raise ConfigError if a number of a flow policy's actions is never one that the arm can execute.
+
+    openpi's pi0 policies of LIBERO learnt offsets from the state (`extra_delta_transform`), which no file of
+    their folders says; executed as they are, they solve nothing.
+    """
+    for number, (low, high) in enumerate(getattr(policy.config, "action_ends", None) or ()):
+        if low > ACTION_LIMIT or high < -ACTION_LIMIT:
+            raise ConfigError(
+                f"{checkpoint}: the statistics have number {number} of an action from {low:.3g} to {high:.3g}, "
+                f"and {benchmark.name}'s arm takes numbers from -1 to 1: the policy gives offsets from the "
+                "state (extra_delta_transform in openpi's configuration), or is of another robot; take one "
+                "that was trained on the arm's own actions"
+            )
 
 
 Suite: TypeAlias = Literal[

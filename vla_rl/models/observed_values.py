@@ -1,10 +1,19 @@
 """Values that policies read from an observation, refused with one error if they are of another kind."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from vla_rl.types import Observation
+
+FAR: Final = 5.0
+"""Half-ranges of the statistics, from their middle, beyond which half of the data are in other units."""
+
+OTHER_UNITS: Final = (
+    "other units, another order of the numbers, or offsets instead of positions; convert the data, or use "
+    "the statistics of this data (--statistics data)."
+)
+"""What may be wrong with numbers that are far outside of the statistics, and what to do."""
 
 
 def require_instruction(observation: Observation) -> str:
@@ -41,6 +50,23 @@ def require_frame(observation: Observation, key: str, advice: str) -> np.ndarray
         f"observation[{key!r}] is {describe_array(frame)}, expected uint8 [H, W, 3] (RGB, channels last); "
         f"the observation's keys are {sorted(observation)}. {advice}"
     )
+
+
+def find_other_units(low: np.ndarray, high: np.ndarray, data: np.ndarray) -> int | None:
+    """Return the first number of which most data are far outside of what the statistics scale; None if all fit.
+
+    Degrees instead of radians, offsets instead of positions, or another order of the numbers, would be learnt
+    without an error, many deviations away, or clipped to one value.
+
+    Args:
+        low: [D], least value by the statistics; a number that is constant in them is not looked at.
+        high: [D], greatest value.
+        data: [N, D].
+    """
+    middle, reach = (low + high) / 2, (high - low) / 2
+    distance = np.median(np.abs(np.asarray(data, np.float64) - middle), axis=0)
+    far = np.flatnonzero((reach > 0.0) & (distance > FAR * reach))
+    return int(far[0]) if len(far) else None
 
 
 def describe_array(value: Any) -> str:

@@ -216,7 +216,7 @@ def _check_robot(folder: Path, asset: str | None, episodes: Sequence[RecordedEpi
     from vla_rl.models.families import find_family
     from vla_rl.models.flow.lerobot_folder import read_lerobot_folder
     from vla_rl.models.flow.pi_folder import find_project, read_settings
-    from vla_rl.models.flow.robot_checks import check_gripper, check_widths
+    from vla_rl.models.flow.robot_checks import check_gripper, check_units, check_widths
 
     family = find_family(folder)
     if family is None or family.name not in ("pi0", "pi05", "smolvla"):
@@ -226,8 +226,13 @@ def _check_robot(folder: Path, asset: str | None, episodes: Sequence[RecordedEpi
     first = episodes[0]
     state = first.vectors.get("state")
     check_widths(settings, first.actions.shape[1], None if state is None else state.shape[1])
+    actions = np.concatenate([episode.actions for episode in episodes])
+    check_units("action", settings.action, actions)
+    if state is not None:
+        states = np.concatenate([episode.vectors["state"] for episode in episodes])
+        check_units("state", settings.state, states)
     if first.has_gripper and first.actions.shape[1] > 1:
-        check_gripper(settings, np.concatenate([episode.actions for episode in episodes]))
+        check_gripper(settings, actions)
 
 
 async def main(command: Command[Launch, SftFlowConfig]) -> int:

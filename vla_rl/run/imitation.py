@@ -12,6 +12,7 @@ from vla_rl.errors import DataError
 from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.families import require_method
 from vla_rl.models.images import AugmentationConfig
+from vla_rl.models.observed_values import OTHER_UNITS, find_other_units
 from vla_rl.types import Observation
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Samples:
         self._episodes = tuple(episodes)
         for episode in self._episodes:
             _require_fitting(episode, policy)
+        _require_same_units(self._episodes, policy)
         # of the first alone: of others, a video may have to be opened for each
         _require_image_size(self._episodes[0], policy)
         # a flow policy learns whole chunks, of which it may execute the first rows alone
@@ -105,6 +107,26 @@ def _require_fitting(episode: RecordedEpisode, policy: "RobotPolicy") -> None:
         raise DataError(
             f"{episode.name} has {found} of {key!r}, and the policy reads "
             f"{config.state_size}; use other data, or a policy without proprioception."
+        )
+
+
+def _require_same_units(episodes: Sequence[RecordedEpisode], policy: "RobotPolicy") -> None:
+    """Raise DataError if actions are far outside of the statistics of an OpenVLA policy.
+
+    They would be clipped to one value each, without an error. `sft_flow` asks a folder itself.
+    """
+    bounds: Any = getattr(policy.config, "action_bounds", None)
+    if bounds is None:
+        return
+    # zero twice, and so not looked at, where a number is not scaled
+    low, high = (np.where(bounds.is_scaled, each, 0.0) for each in (bounds.low, bounds.high))
+    data = np.concatenate([episode.actions for episode in episodes])
+    number = find_other_units(low, high, data)
+    if number is not None:
+        own = np.quantile(data[:, number], (0.01, 0.99))
+        raise DataError(
+            f"number {number} of the actions is from {own[0]:.3g} to {own[1]:.3g} in the data, but from "
+            f"{low[number]:.3g} to {high[number]:.3g} in the policy's statistics: {OTHER_UNITS}"
         )
 
 

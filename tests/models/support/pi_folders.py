@@ -18,6 +18,10 @@ STATE_DIM, ACTION_DIM, HORIZON = 8, 7, 5
 VISION = {"num_attention_heads": 4}
 WEIGHTS = "model.safetensors"
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
+PROMPT_STEPS: dict[PiKind, str] = {
+    "pi0": "pi0_new_line_processor",
+    "pi05": "pi05_prepare_state_tokenizer_processor_step",
+}
 UNNORMALIZER = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 
 
@@ -148,7 +152,7 @@ def _write_processors(
     before = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
-        {"registry_name": f"{kind}_prompt", "config": {}},
+        {"registry_name": PROMPT_STEPS[kind], "config": {}},
         {"registry_name": "tokenizer_processor", "config": tokenizer},
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
         {

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.network import FlowProcessor
@@ -68,6 +69,8 @@ class FlowPolicyConfig:
         sampling: the chain.
         fixed_image_size: pixels along each side that images must have; None for any, which are resized.
         padded_dim: width to which a folder of another project pads actions; None for a policy made here.
+        action_ends: the least and the greatest value of each number of an action that the statistics of such a
+            folder scale: quantiles, or a deviation around the mean.
     """
 
     cameras: tuple[str, ...]
@@ -78,6 +81,7 @@ class FlowPolicyConfig:
     sampling: FlowSampling
     fixed_image_size: int | None = None
     padded_dim: int | None = None
+    action_ends: tuple[tuple[float, float], ...] | None = None
 
     def describe(self) -> str:
         """Describe in one line what the policy sees, decides and executes."""
@@ -126,4 +130,11 @@ def make_config(
         sampling=sampling,
         fixed_image_size=processor.fixed_image_size,
         padded_dim=processor.padded_dim,
+        action_ends=None if processor.padded_dim is None else _find_ends(processor),
     )
+
+
+def _find_ends(processor: FlowProcessor) -> tuple[tuple[float, float], ...]:
+    ends = np.repeat(np.array([[[-1.0]], [[1.0]]], np.float32), processor.action_dim, axis=2)
+    low, high = processor.restore_actions(ends)[:, 0].tolist()
+    return tuple(zip(low, high, strict=True))

@@ -44,6 +44,40 @@ UNNORMALIZER: Final = "unnormalizer_processor"
 STATE: Final = "observation.state"
 ACTION: Final = "action"
 
+OF_ONE_KIND: Final = (
+    NORMALIZER,
+    UNNORMALIZER,
+    "tokenizer_processor",
+    "rename_observations_processor",
+)
+"""Steps that are read, of which a processor has one each."""
+
+STEPS: Final = frozenset(
+    {
+        *OF_ONE_KIND,
+        "device_processor",
+        "to_batch_processor",
+        "pi0_new_line_processor",
+        "smolvla_new_line_processor",
+        "pi05_prepare_state_tokenizer_processor_step",
+        "relative_actions_processor",
+        "absolute_actions_processor",
+    }
+)
+"""Steps of LeRobot's processors of these policies; what any other one changes is not computed here."""
+
+FIXED: Final[Mapping[str, Any]] = {
+    "use_relative_actions": False,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+    "use_visual_memory": False,
+    "use_proprioceptive_memory": False,
+}
+"""Fields of `config.json` that change states, actions or images, with the one value that is read here."""
+
+FIXED_STEPS: Final[Mapping[str, Any]] = {"enabled": False, "include_state_in_prompt": True}
+"""The same of a step's settings: `enabled` turns actions into offsets from the state, or back."""
+
 
 class NormalizationStep(NamedTuple):
     """A step of a processor that scales features.
@@ -83,7 +117,7 @@ def _read_settings(folder: Path) -> FolderSettings:
     path = folder / CONFIG_FILE
     config = read_object(path)
     steps, after = _read_steps(folder / PREPROCESSOR), _read_steps(folder / POSTPROCESSOR)
-    _refuse_relative_actions(config, path)
+    require_fixed(config, FIXED, str(path))
     state_dim, action_dim = (
         _feature_width(config, path, STATE),
         _feature_width(config, path, ACTION),
@@ -128,15 +162,48 @@ def _read_steps(path: Path) -> dict[str, dict[str, Any]]:
     steps = read_object(path).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise CheckpointError(f"{path}: steps is {excerpt(steps)}, expected a list of objects.")
-    # a step without a registered name is another project's class, which is not run here
-    return {
-        get_text(step, "registry_name", str(path), error=CheckpointError): {
-            **(step.get("config") or {}),
-            "state_file": step.get("state_file"),
-        }
-        for step in steps
-        if "registry_name" in step
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        name = _step_name(step, path)
+        settings = step.get("config") or {}
+        if name in found and name in OF_ONE_KIND:
+            raise CheckpointError(
+                f"{path} has two steps {name!r}, expected one; LeRobot would run both. Remove one."
+            )
+        require_fixed(settings, FIXED_STEPS, f"{path}, {name}")
+        found[name] = {**settings, "state_file": step.get("state_file")}
+    return found
+
+
+def _step_name(step: Mapping[str, Any], path: Path) -> str:
+    """Return the registered name of a step.
+
+    Raises: CheckpointError for a step that LeRobot would run and that is not known here.
+    """
+    if "registry_name" in step:
+        name = get_text(step, "registry_name", str(path), error=CheckpointError)
+    else:
+        # a class of the user's own, which is not run here
+        name = str(step.get("class"))
+    if name not in STEPS:
+        raise CheckpointError(
+            f"{path} has a step {excerpt(name)}, which is not computed here, expected steps out of "
+            f"{', '.join(sorted(STEPS))}; remove it from the file if the policy sees and does the same "
+            "without it."
+        )
+    return name
+
+
+def require_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -> None:
+    """Raise CheckpointError if a field that changes what a policy computes is not as it is read here."""
+    for name, value in fixed.items():
+        given = fields.get(name)
+        if given is not None and given != value:
+            raise CheckpointError(
+                f"{source}: {name} is {'on' if given is True else excerpt(given)}, which is not read here, "
+                f"expected {'off' if value is False else value}; read as it is, the policy would move another "
+                "way than in LeRobot. Train one without it."
+            )
 
 
 def _prompt_length(
@@ -149,14 +216,6 @@ def _prompt_length(
         if name in fields:
             return get_count(fields, name, folder / file)
     return None
-
-
-def _refuse_relative_actions(config: Mapping[str, Any], path: Path) -> None:
-    if config.get("use_relative_actions"):
-        raise CheckpointError(
-            f"{path}: use_relative_actions is on, which is not read here; expected absolute actions. "
-            "Its actions would be executed as if they were absolute."
-        )
 
 
 def _feature_width(config: Mapping[str, Any], path: Path, name: str) -> int:
@@ -239,11 +298,35 @@ def _read_normalizer(
         )
     # LeRobot passes a feature on unscaled if its processor names no kind, whatever config.json says.
     kind: NormalizationKind = parse_kind(used, name, str(folder / file))
+    if name == STATE:
+        _require_scaled(steps[step_name], kind_of, folder / file)
     statistics = {
         key: value for key, value in step.statistics.get(name, {}).items() if value.ndim == 1
     }
     require_usable(name, kind, statistics, width, str(folder / file))
+    for statistic in FIELDS[kind]:
+        if len(statistics[statistic]) != width:
+            raise CheckpointError(
+                f"{folder / file}: the {statistic} of {name} has {len(statistics[statistic])} numbers, "
+                f"expected the {width} of {CONFIG_FILE}; the statistics are of another robot."
+            )
     return Normalizer(kind, statistics, "lerobot", step.epsilon)
+
+
+def _require_scaled(settings: Mapping[str, Any], kind_of: str, path: Path) -> None:
+    """Raise CheckpointError if LeRobot would pass on the state unscaled, because the step leaves it out."""
+    features, keys = settings.get("features"), settings.get("normalize_observation_keys")
+    listed = features.get(STATE) if isinstance(features, dict) else {"type": kind_of}
+    if not isinstance(listed, dict) or listed.get("type") != kind_of:
+        raise CheckpointError(
+            f"{path}: the features of {NORMALIZER!r} have {excerpt(listed)} for {STATE}, expected the type "
+            f"{kind_of}; LeRobot scales a state only if it is listed there. Save the policy's processors anew."
+        )
+    if isinstance(keys, list) and STATE not in keys:
+        raise CheckpointError(
+            f"{path}: normalize_observation_keys is {excerpt(keys)}, expected {STATE} among them; the state "
+            "would be passed on unscaled. Save the policy's processors anew."
+        )
 
 
 def _read_action_normalizer(

@@ -20,10 +20,10 @@ from vla_rl.models.flow.folder_settings import (
     require_horizon,
     require_widths,
 )
-from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder, require_fixed
 from vla_rl.models.flow.normalization import Project
-from vla_rl.models.flow.openpi_folder import read_openpi_folder
-from vla_rl.models.flow.pi import PiNetwork, PiSize
+from vla_rl.models.flow.openpi_folder import ASSETS, read_openpi_folder
+from vla_rl.models.flow.pi import TIME_PERIODS, PiNetwork, PiSize
 from vla_rl.models.flow.pi_processor import PiProcessor, make_processor
 from vla_rl.models.flow.pi_prompt import PROMPT_LENGTHS, PiTokenizer, read_tokenizer
 from vla_rl.models.flow.pi_tensors import (
@@ -58,7 +58,15 @@ def find_project(folder: Path) -> Project:
 
     Raises: CheckpointError if it is neither's.
     """
-    config = read_object(folder / CONFIG_FILE)
+    path = folder / CONFIG_FILE
+    if not path.exists() and (folder / ASSETS).is_dir():
+        # openpi's `train_pytorch.py` writes none; its conversion of JAX checkpoints does
+        raise CheckpointError(
+            f"{path} is missing, expected openpi's, which its trainer does not write; write "
+            '{"action_dim": 32, "action_horizon": H} into it, with both numbers of the training\'s '
+            "model configuration."
+        )
+    config = read_object(path)
     if is_lerobot_folder(config):
         return "lerobot"
     if "action_horizon" in config:
@@ -94,6 +102,9 @@ def read_settings(
                 f"norm_key is {asset!r}, but {folder} is LeRobot's, which holds one set of statistics; leave it out"
             )
         settings = read_lerobot_folder(folder)
+        path = folder / CONFIG_FILE
+        periods = dict(zip(("min_period", "max_period"), TIME_PERIODS, strict=True))
+        require_fixed(read_object(path), periods, str(path))
         executed = num_executed or settings.num_executed
         require_horizon(executed, settings.horizon, folder)
         settings = replace(settings, num_executed=executed)

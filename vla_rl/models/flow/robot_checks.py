@@ -3,6 +3,7 @@
 widths       the action and state of the environment, or of the data set, have the folder's widths
 padding      no row beyond the robot's action is taken for a part of it
 gripper      the last number has the range and the sign of the data's
+units        the data are inside of what the statistics scale, number by number
 """
 
 import logging
@@ -12,7 +13,8 @@ import numpy as np
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.folder_settings import FolderSettings
-from vla_rl.models.flow.normalization import FIELDS
+from vla_rl.models.flow.normalization import FIELDS, NormalizationKind, Normalizer
+from vla_rl.models.observed_values import OTHER_UNITS, find_other_units
 
 NEAR: Final = 0.25
 """Share of the data's range by which both ends of the statistics may differ from the data's."""
@@ -69,7 +71,7 @@ def check_gripper(settings: FolderSettings, actions: np.ndarray | None) -> None:
         _log.warning("the gripper's range and sign were not checked: %s", _reason(actions, found))
         return
     data = np.asarray(actions, np.float64)[:, -1]
-    own = _data_range(settings, data)
+    own = _data_ends(settings.action.kind, data)
     room = NEAR * max(own[1] - own[0], 1e-6)
     if all(abs(one - other) <= room for one, other in zip(found, own, strict=True)):
         return
@@ -83,6 +85,28 @@ def check_gripper(settings: FolderSettings, actions: np.ndarray | None) -> None:
     )
 
 
+def check_units(name: str, normalizer: Normalizer, data: np.ndarray) -> None:
+    """Compare every number of the statistics with the data.
+
+    Args:
+        name: what the numbers are, in the error.
+        normalizer: the folder's.
+        data: [N, D] in the environment's units.
+
+    Raises: CheckpointError naming the first number that is in other units (`find_other_units`).
+    """
+    if normalizer.kind == "IDENTITY" or not len(data):
+        return
+    ends = np.array([_ends(normalizer, number) for number in range(data.shape[1])])
+    number = find_other_units(ends[:, 0], ends[:, 1], data)
+    if number is not None:
+        own = _data_ends(normalizer.kind, data[:, number])
+        raise CheckpointError(
+            f"the policy's statistics have number {number} of the {name} from {ends[number, 0]:.3g} to "
+            f"{ends[number, 1]:.3g}, but the data from {own[0]:.3g} to {own[1]:.3g}: {OTHER_UNITS}"
+        )
+
+
 def _reason(actions: np.ndarray | None, found: tuple[float, float] | None) -> str:
     if found is None:
         return "the folder's actions are not normalised"
@@ -92,17 +116,17 @@ def _reason(actions: np.ndarray | None, found: tuple[float, float] | None) -> st
 def _gripper_range(settings: FolderSettings) -> tuple[float, float] | None:
     """Return both ends of the gripper by the folder's statistics; None without any."""
     action = settings.action
-    if action.kind == "IDENTITY":
-        return None
-    first, second = (
-        float(action.statistics[name][settings.action_dim - 1]) for name in FIELDS[action.kind]
-    )
-    return (first - second, first + second) if action.kind == "MEAN_STD" else (first, second)
+    return None if action.kind == "IDENTITY" else _ends(action, settings.action_dim - 1)
 
 
-def _data_range(settings: FolderSettings, data: np.ndarray) -> tuple[float, float]:
+def _ends(normalizer: Normalizer, number: int) -> tuple[float, float]:
+    """Return both ends of a number by the statistics that its kind reads."""
+    first, second = (float(normalizer.statistics[name][number]) for name in FIELDS[normalizer.kind])
+    return (first - second, first + second) if normalizer.kind == "MEAN_STD" else (first, second)
+
+
+def _data_ends(kind: NormalizationKind, data: np.ndarray) -> tuple[float, float]:
     """Return the same ends of data [N]."""
-    kind = settings.action.kind
     if kind == "MEAN_STD":
         return float(data.mean() - data.std()), float(data.mean() + data.std())
     if kind == "MIN_MAX":

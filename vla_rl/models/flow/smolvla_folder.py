@@ -133,7 +133,6 @@ def load_smolvla(
     config = read_object(folder / CONFIG_FILE)
     shapes = tensor_shapes(folder, tensor_files(folder))
     _require_prefix(shapes, folder)
-    _refuse_aloha(config, folder)
     settings = read_lerobot_folder(folder)
     executed = num_executed or settings.num_executed
     require_horizon(executed, settings.horizon, folder)
@@ -160,15 +159,6 @@ def _require_prefix(names: Collection[str], folder: Path) -> None:
             f"the tensors of {folder} begin with {list_some(found)}, expected {PREFIX!r} alone, as "
             "LeRobot's SmolVLA has it; a loader that matches names would leave weights random."
         )
-
-
-def _refuse_aloha(config: Mapping[str, Any], folder: Path) -> None:
-    for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
-        if config.get(name):
-            raise CheckpointError(
-                f"{folder / CONFIG_FILE}: {name} is on, which is not read here: it changes states and "
-                "actions of ALOHA's arms; expected a policy that takes them as they are."
-            )
 
 
 def _read_size(config: Mapping[str, Any], folder: Path) -> tuple[SmolVlaConfig, dict[str, bytes]]:

@@ -1,0 +1,152 @@
+"""What other projects' folders state beside weights and statistics is computed alike, or refused by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pi_folders
+import pytest
+import torch
+from pi_folders import change_json, change_step, change_tensors
+
+from vla_rl import load_policy
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.evaluation.suites import LIBERO, require_fitting
+from vla_rl.models.flow.pi_folder import load_pi
+from vla_rl.models.flow.robot_checks import check_units
+from vla_rl.models.prismatic.conventions import CheckpointFormat
+
+CONFIG = "config.json"
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+Change = Callable[[Path], Any]
+
+
+def add_step(file: str, **step: Any) -> Change:
+    """Return a change that puts a step behind those of a processor."""
+
+    def change(folder: Path) -> None:
+        held = json.loads((folder / file).read_text())
+        change_json(folder / file, steps=[*held["steps"], step])
+
+    return change
+
+
+def repeat_last(folder: Path) -> None:
+    """Write the last step of the preprocessor twice."""
+    add_step(PREPROCESSOR, **json.loads((folder / PREPROCESSOR).read_text())["steps"][-1])(folder)
+
+
+def set_normalizer(**settings: Any) -> Change:
+    return lambda folder: change_step(folder, PREPROCESSOR, "normalizer_processor", **settings)
+
+
+def double_statistics(folder: Path) -> None:
+    for file in (pi_folders.NORMALIZER, pi_folders.UNNORMALIZER):
+        wide = pi_folders.statistics(16, 0)
+        change_tensors(
+            folder / file,
+            **{
+                f"observation.state.{name}": torch.from_numpy(each).float()
+                for name, each in wide.items()
+            },
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            add_step(PREPROCESSOR, registry_name="image_crop_resize_processor", config={}),
+            r"preprocessor\.json has a step 'image_crop_resize_processor', which is not computed here",
+        ),
+        (
+            add_step(POSTPROCESSOR, **{"class": "mine.steps.ToAbsolute", "config": {}}),
+            r"postprocessor\.json has a step 'mine\.steps\.ToAbsolute'",
+        ),
+        (
+            add_step(
+                POSTPROCESSOR, registry_name="absolute_actions_processor", config={"enabled": True}
+            ),
+            "absolute_actions_processor: enabled is on, .* expected off",
+        ),
+        (
+            add_step(
+                PREPROCESSOR, registry_name="relative_actions_processor", config={"enabled": True}
+            ),
+            "relative_actions_processor: enabled is on",
+        ),
+        (repeat_last, "has two steps 'normalizer_processor', expected one"),
+        (
+            set_normalizer(features={"action": {"type": "ACTION", "shape": [7]}}),
+            r"have None for observation\.state, expected the type STATE",
+        ),
+        (
+            set_normalizer(normalize_observation_keys=["observation.images.image"]),
+            r"expected observation\.state among them",
+        ),
+        (double_statistics, r"mean of observation\.state has 16 numbers, expected the 8"),
+        (lambda folder: change_json(folder / CONFIG, min_period=0.01), r"min_period is 0\.01"),
+        (
+            lambda folder: change_json(folder / CONFIG, use_delta_joint_actions_aloha=True),
+            "use_delta_joint_actions_aloha is on, which is not read here",
+        ),
+    ],
+)
+def test_what_lerobot_would_do_beside_is_refused_by_name(
+    change: Change, message: str, tmp_path: Path
+) -> None:
+    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi0")
+    change(folder)
+    with pytest.raises(CheckpointError, match=message):
+        load_pi(folder)
+
+
+def test_steps_that_are_switched_off_change_nothing(tmp_path: Path) -> None:
+    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi05")
+    off = {"enabled": False, "exclude_joints": ["gripper"], "action_names": None}
+    add_step(PREPROCESSOR, registry_name="relative_actions_processor", config=off)(folder)
+    add_step(POSTPROCESSOR, registry_name="absolute_actions_processor", config={"enabled": False})(
+        folder
+    )
+    add_step(POSTPROCESSOR, registry_name="device_processor", config={"device": "cpu"})(folder)
+    assert load_pi(folder).settings.action_dim == 7
+
+
+def test_a_folder_of_openpis_trainer_says_what_to_write(tmp_path: Path) -> None:
+    folder = pi_folders.write_openpi(tmp_path / "policy", "pi0")
+    (folder / CONFIG).unlink()
+    with pytest.raises(CheckpointError, match=r'its trainer does not write; .*"action_horizon": H'):
+        load_policy(str(folder), CheckpointFormat(), "cpu")
+
+
+def test_a_policy_of_offsets_from_the_state_is_refused_for_libero(tmp_path: Path) -> None:
+    folder = pi_folders.write_openpi(tmp_path / "policy", "pi0")
+    require_fitting(load_policy(str(folder), CheckpointFormat(), "cpu"), "mine", LIBERO)
+    path = folder / "assets" / "physical-intelligence" / "libero" / "norm_stats.json"
+    held = json.loads(path.read_text())
+    # LIBERO's hand points down, so the state's first angle is about pi, and its offsets about -pi
+    held["norm_stats"]["actions"]["mean"][3], held["norm_stats"]["actions"]["std"][3] = -2.97, 0.3
+    path.write_text(json.dumps(held))
+    policy = load_policy(str(folder), CheckpointFormat(), "cpu")
+    with pytest.raises(
+        ConfigError, match=r"number 3 of an action from -3\.27 to -2\.67, .*offsets"
+    ):
+        require_fitting(policy, "mine", LIBERO)
+
+
+@pytest.mark.parametrize(("kind", "normalization"), [("pi0", "MEAN_STD"), ("pi05", "MIN_MAX")])
+def test_data_in_other_units_are_refused(kind: Any, normalization: str, tmp_path: Path) -> None:
+    settings = load_pi(pi_folders.write_lerobot(tmp_path / "policy", kind, normalization)).settings
+    held = pi_folders.statistics(8, 0)
+    own = np.stack([held["min"], held["mean"], held["max"]])
+    check_units("state", settings.state, own)
+    # one task of several, not another unit
+    check_units("state", settings.state, own * 0.5)
+    degrees = own.copy()
+    degrees[:, 2] = np.linspace(40.0, 60.0, 3)
+    with pytest.raises(
+        CheckpointError, match=r"number 2 of the state .* data from 4.*--statistics"
+    ):
+        check_units("state", settings.state, degrees)
