@@ -195,6 +195,18 @@ def twice(folder: Path, name: str, factor: float) -> None:
         save(folder, tensors, name)
 
 
+def in_eight_bits(folder: Path) -> None:
+    tensors = tensors_of(folder)
+    name = next(name for name, each in tensors.items() if each.ndim == 2)
+    save(folder, {**tensors, name: tensors[name].to(torch.float8_e4m3fn)})
+
+
+def with_quantization(folder: Path) -> None:
+    path = folder / "config.json"
+    held = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**held, "quantization_config": {"quant_method": "fp8"}}))
+
+
 DAMAGES: Final[dict[str, tuple[Callable[[Path], Any], str]]] = {
     "nan": (lambda folder: with_number(folder, float("nan")), "not finite"),
     "infinite": (lambda folder: with_number(folder, float("-inf")), "not finite"),
@@ -223,6 +235,8 @@ DAMAGES: Final[dict[str, tuple[Callable[[Path], Any], str]]] = {
         lambda folder: twice(folder, "pytorch_model.bin", 2.0),
         "two sources of the tensor .* pytorch_model.bin",
     ),
+    "quantised weights": (in_eight_bits, "holds quantised weights"),
+    "a configuration of quantised weights": (with_quantization, "quantization_config"),
     "an adapter": (
         lambda folder: (folder / "adapter_config.json").write_text(
             '{"peft_type": "LORA", "r": 4, "lora_alpha": 8}'

@@ -50,6 +50,22 @@ not it is read."""
 READ_KINDS: Final = frozenset({".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"})
 """Kinds of files that a policy may be made of; one that a manifest does not list is refused."""
 
+QUANTISED: Final = frozenset(
+    {
+        "I8",
+        "U8",
+        "F8_E4M3",
+        "F8_E5M2",
+        "F8_E4M3FNUZ",
+        "F8_E5M2FNUZ",
+        "F8_E8M0",
+        "F4",
+        "F6_E2M3",
+        "F6_E3M2",
+    }
+)
+"""Types of numbers of eight bits or less, by safetensors' names."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +81,7 @@ def check_weights(folder: Path) -> None:
     verify_origin(folder)
     refuse_extra_adapter(folder)
     files = tensor_files(folder)
+    refuse_quantised(folder, files)
     refuse_other_sources(folder, files)
     for name in sorted(set(files.values())):
         verify_download(folder / name)
@@ -155,6 +172,41 @@ def refuse_extra_adapter(folder: Path) -> None:
             folder,
             ADAPTER_CONFIG,
         )
+
+
+def refuse_quantised(folder: Path, files: Mapping[str, str]) -> None:
+    """Raise CheckpointError for weights in eight bits or less, or a configuration that says so.
+
+    Their numbers mean nothing without their scales, and cannot be trained; a saved policy would keep the
+    configuration beside whole numbers.
+    """
+    remedy = "take the checkpoint before it was quantised, or convert it back (dequantize) first"
+    found = sorted(
+        name
+        for file in set(files.values())
+        for name, kind in _kinds_of_numbers(folder / file).items()
+        if kind in QUANTISED
+    )
+    if found:
+        raise CheckpointError(
+            f"{folder} holds quantised weights, {list_some(found)}, expected float32, float16 or bfloat16; "
+            f"{remedy}."
+        )
+    path = folder / "config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        return  # the family that reads it says what is wrong
+    if isinstance(config, dict) and config.get("quantization_config"):
+        raise CheckpointError(
+            f"{path} has a quantization_config, expected none: quantised policies are not trained here; "
+            f"{remedy}, and remove the field."
+        )
+
+
+def _kinds_of_numbers(path: Path) -> dict[str, str]:
+    with open_safetensors(path) as file:
+        return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
 
 
 def refuse_other_sources(folder: Path, files: Mapping[str, str]) -> None:

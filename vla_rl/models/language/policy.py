@@ -88,7 +88,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
         Raises: CheckpointError naming what is missing or does not fit.
         """
-        return cls(*checkpoint.read(source, dtype, with_images=cls.reads_images))
+        policy = cls(*checkpoint.read(source, dtype, with_images=cls.reads_images))
+        checkpoint.require_readable(policy, source)
+        return policy
 
     def save(self, folder: Path) -> None:
         """Write a new folder in Hugging Face's layout, whole or not at all.
@@ -114,8 +116,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     @property
     def context_size(self) -> int:
-        """`max_position_embeddings` of its configuration."""
-        return int(self._text_config.max_position_embeddings)
+        """Most tokens of a conversation, by its configuration."""
+        return checkpoint.get_context_size(self._text_config)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
