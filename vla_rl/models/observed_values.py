@@ -6,14 +6,14 @@ import numpy as np
 
 from vla_rl.types import Observation
 
-FAR: Final = 5.0
-"""Half-ranges of the statistics, from their middle, beyond which half of the data are in other units."""
+MOST_REACHES: Final = 5.0
+"""Half-ranges of the statistics; data of which half are further from the middle are in other units."""
 
 OTHER_UNITS: Final = (
     "other units, another order of the numbers, or offsets instead of positions; convert the data, or use "
     "the statistics of this data (--statistics data)."
 )
-"""What may be wrong with numbers that are far outside of the statistics, and what to do."""
+"""Cause and remedy of numbers that are far outside of the statistics."""
 
 
 def require_instruction(observation: Observation) -> str:
@@ -65,8 +65,8 @@ def find_other_units(low: np.ndarray, high: np.ndarray, data: np.ndarray) -> int
     """
     middle, reach = (low + high) / 2, (high - low) / 2
     distance = np.median(np.abs(np.asarray(data, np.float64) - middle), axis=0)
-    far = np.flatnonzero((reach > 0.0) & (distance > FAR * reach))
-    return int(far[0]) if len(far) else None
+    outside = np.flatnonzero((reach > 0.0) & (distance > MOST_REACHES * reach))
+    return int(outside[0]) if len(outside) else None
 
 
 def describe_array(value: Any) -> str:
