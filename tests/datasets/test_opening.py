@@ -269,6 +269,17 @@ def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(
         open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
 
 
+def test_episodes_of_two_conventions_are_not_one_data_set(tmp_path: Path) -> None:
+    writer = LeRobotWriter(tmp_path, fps=10)
+    for name, commands in (("ours", [-1.0, 1.0, 1.0]), ("theirs", [1.0, 0.0, 0.0])):
+        made = made_episode(name, num_steps=3)
+        made.actions[:, -1] = commands
+        writer.add_episode(made)
+    with pytest.raises(DataError, match=r"commands of theirs are 0 and 1, .* one convention"):
+        open_dataset(tmp_path)
+    assert len(open_dataset(tmp_path, DatasetOptions(gripper="none"))) == 2
+
+
 def test_a_last_number_that_is_no_gripper_is_left_as_it_is(tmp_path: Path) -> None:
     joints = np.full((2, 7), 0.5, np.float32)
     save_recording(tmp_path / "0000.npz", action=joints)

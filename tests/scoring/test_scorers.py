@@ -116,6 +116,20 @@ async def test_exact_and_match_compare_texts() -> None:
 
 
 @SHARED
+@pytest.mark.parametrize("name", ["exact", "match", "math"])
+@pytest.mark.parametrize(
+    "answer", ["48/2 = <<48/2=24>>24 clips.\n#### 72", "Answer: 72", "<answer>72</answer>"]
+)
+async def test_the_answer_of_a_data_set_may_be_a_whole_solution(
+    name: str, answer: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorers, "_MATH_LIMITS", ProcessLimits(timeout_s=60.0))
+    scorer, row = make_scorer(name), {"answer": answer}
+    assert (await scorer(sandbox, "24 + 48\n#### 72", row)).value == 1.0
+    assert (await scorer(sandbox, "24 + 48\n#### 24", row)).value == 0.0
+
+
+@SHARED
 async def test_math_sees_through_notation(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

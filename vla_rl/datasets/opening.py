@@ -228,6 +228,15 @@ def _check_signed_gripper(episodes: list[RecordedEpisode]) -> list[RecordedEpiso
             "to open; use gripper = 'openvla' for OpenVLA's convention, or 'none' if the last "
             "number is not a gripper."
         )
+    for episode in episodes:
+        commands = episode.actions[:, -1]
+        # both ends of the other convention, and nothing between
+        if {0.0, 1.0} == set(np.unique(commands).tolist()):
+            raise DataError(
+                f"the gripper commands of {episode.name} are 0 and 1, those of other episodes reach -1; expected "
+                "one convention in a data set: convert the episodes of one before they are merged, or use "
+                "gripper = 'none' if the last number is not a gripper."
+            )
     # By the share and not by single values: commands between the ends occur in every data set, at
     # the moment of closing.
     commands = np.concatenate([episode.actions[:, -1] for episode in episodes])

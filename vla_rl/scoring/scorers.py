@@ -177,14 +177,15 @@ SCORER_NAMES: Final = ("exact", "match", "math", "code")
 
 def _exact(answer_field: str) -> Scorer:
     async def exact(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        return Score(value=float(final_answer(reply) == answer_text(row[answer_field]).strip()))
+        return Score(value=float(final_answer(reply) == expected_answer(row[answer_field])))
 
     return exact
 
 
 def _match(answer_field: str) -> Scorer:
     async def match(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        answers = {normalize_answer(answer) for answer in answer_texts(row[answer_field])}
+        texts = answer_texts(row[answer_field])
+        answers = {normalize_answer(final_answer(answer)) for answer in texts}
         return Score(value=float(normalize_answer(final_answer(reply)) in answers))
 
     return match
@@ -192,7 +193,7 @@ def _match(answer_field: str) -> Scorer:
 
 def _math(answer_field: str) -> Scorer:
     async def math(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        arguments = {"reply": reply, "answer": answer_text(row[answer_field])}
+        arguments = {"reply": reply, "answer": expected_answer(row[answer_field])}
         result = _isolated(
             await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
         )
@@ -274,6 +275,14 @@ def answer_text(answer: Any) -> str:
     if not isinstance(answer, int | float | Decimal | datetime.date | datetime.time):
         raise DataError(f"the answer is {excerpt(answer)}, expected a text or a number")
     return str(answer)
+
+
+def expected_answer(answer: Any) -> str:
+    """Return the final answer of a data set's answer, which may be a whole solution, such as GSM8K's.
+
+    Raises: DataError as `answer_text`.
+    """
+    return final_answer(answer_text(answer))
 
 
 def answer_texts(answer: Any) -> list[str]:

@@ -20,6 +20,7 @@ from vla_rl.datasets.lerobot.layout import (
     Feature,
     Info,
     find_feature,
+    find_training_episodes,
     get_observation_key,
     read_info,
 )
@@ -101,6 +102,33 @@ def test_a_known_key_is_found_under_its_names_and_another_where_it_is_said(tmp_p
     assert find_feature(info, tmp_path, "wrist_image", {}) is None
     own = {"image": "observation.images.front"}
     assert find_feature(info, tmp_path, "image", own) == "observation.images.front"
+
+
+def test_two_features_of_one_key_are_refused_until_one_is_named(tmp_path: Path) -> None:
+    info = info_of(tmp_path)
+    info.features["state"] = info.features["observation.state"]
+    with pytest.raises(
+        DataError, match=r"'observation.state' and 'state', which are both known as"
+    ):
+        find_feature(info, tmp_path, "state", {})
+    assert find_feature(info, tmp_path, "state", {"state": "state"}) == "state"
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        ({"train": "0:3"}, None),
+        ({"train": "0:2", "test": "2:3"}, range(2)),
+        ({"train": "all", "test": "2:3"}, None),
+        ({}, None),
+    ],
+)
+def test_held_out_episodes_follow_from_the_splits(
+    splits: dict[str, str], expected: range | None, tmp_path: Path
+) -> None:
+    info = info_of(tmp_path)
+    info.splits = splits
+    assert find_training_episodes(info) == expected
 
 
 def test_a_feature_that_was_named_and_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -474,3 +474,12 @@ def test_images_stored_as_plain_bytes_are_read(tmp_path: Path) -> None:
 
     change_rows(published(tmp_path, (3,)), plain)
     assert np.array_equal(read_lerobot(tmp_path)[0].frames["image"](2), frames(0, 3)[2])
+
+
+def test_episodes_that_are_held_out_are_not_learnt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    published(tmp_path, (3, 4, 2), splits={"train": "0:2", "val": "2:3"})
+    assert [episode.num_steps for episode in read_lerobot(tmp_path)] == [3, 4]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "has val beside the split train, and is read without: 2 of 3 episodes" in line

@@ -209,7 +209,7 @@ def get_observation_key(feature: str) -> str:
 def find_feature(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:
     """Return the feature that holds `key`; None if there is none.
 
-    Raises: DataError if `fields` names a missing one.
+    Raises: DataError if `fields` names a missing one, or there are several and it names none.
     """
     if key in fields:
         if fields[key] not in info.features:
@@ -218,7 +218,21 @@ def find_feature(info: Info, root: Path, key: str, fields: Mapping[str, str]) ->
                 f"{sorted(info.features)}."
             )
         return fields[key]
-    return next((name for name in KNOWN_FIELDS[key] if name in info.features), None)
+    found = [name for name in KNOWN_FIELDS[key] if name in info.features]
+    if len(found) > 1:
+        raise DataError(
+            f"{root / INFO_FILE} has {' and '.join(map(repr, found))}, which are both known as {key!r}; name "
+            f"the one to read with fields = {{{key!r}: {found[0]!r}}} (--data.fields {key} {found[0]})."
+        )
+    return found[0] if found else None
+
+
+def find_training_episodes(info: Info) -> range | None:
+    """Return the episodes of the split `train`, if there are others beside it; None for all."""
+    first, _, end = info.splits.get("train", "").partition(":")
+    if len(info.splits) < 2 or not (first.isdecimal() and end.isdecimal()):
+        return None
+    return range(int(first), int(end))
 
 
 def encode_png(frame: np.ndarray) -> bytes:

@@ -24,6 +24,7 @@ from vla_rl.datasets.lerobot.layout import (
     SUCCESS,
     Info,
     find_feature,
+    find_training_episodes,
     format_path,
     get_observation_key,
     read_info,
@@ -179,7 +180,27 @@ class _Reader:
                 f"hold {num_rows}; download the folder again if it is incomplete."
             )
         self._videos.match()
-        return [episode for _, episode in found]
+        return self._leave_out_held_out(found)
+
+    def _leave_out_held_out(
+        self, found: Sequence[tuple[int, RecordedEpisode]]
+    ) -> list[RecordedEpisode]:
+        """Return the episodes of the split `train` alone, if there are others: what is held out is not learnt."""
+        training = find_training_episodes(self._info)
+        if training is None:
+            return [episode for _, episode in found]
+        kept = [episode for number, episode in found if number in training]
+        others = sorted(set(self._info.splits) - {"train"})
+        _log.warning(
+            "%s has %s beside the split train, and is read without: %d of %d episodes; to read all, remove the "
+            "other splits from %s.",
+            self._root,
+            ", ".join(others),
+            len(kept),
+            len(found),
+            INFO_FILE,
+        )
+        return kept
 
     def _read_episodes(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
