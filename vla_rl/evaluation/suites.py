@@ -178,13 +178,15 @@ def _require_reachable(policy: "RobotPolicy", checkpoint: str, benchmark: Benchm
     openpi's pi0 policies of LIBERO learnt offsets from the state (`extra_delta_transform`), which no file of
     their folders says; executed as they are, they solve nothing.
     """
+    num_offsets = getattr(policy.config, "state_offsets", 0)
     for number, (low, high) in enumerate(getattr(policy.config, "action_ends", None) or ()):
+        if number < num_offsets:
+            continue  # the state, which may be anywhere, is added
         if low > ACTION_LIMIT or high < -ACTION_LIMIT:
             raise ConfigError(
                 f"{checkpoint}: the statistics have number {number} of an action from {low:.3g} to {high:.3g}, "
                 f"and {benchmark.name}'s arm takes numbers from -1 to 1: the policy gives offsets from the "
-                "state (extra_delta_transform in openpi's configuration), or is of another robot; take one "
-                "that was trained on the arm's own actions"
+                "state (extra_delta_transform in openpi's configuration: state_offsets 6), or is of another robot"
             )
 
 

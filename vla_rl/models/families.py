@@ -105,7 +105,7 @@ SMOLVLA_EXPERT: Final = "vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.wei
 
 CHAIN_OPTIONS: Final = frozenset({"flow_steps", "noise_level", "flow_guidance"})
 SMOLVLA_OPTIONS: Final = CHAIN_OPTIONS | {"cameras", "chunk_size", "dtype"}
-PI_OPTIONS: Final = SMOLVLA_OPTIONS | {"norm_key", "state_in_prompt"}
+PI_OPTIONS: Final = SMOLVLA_OPTIONS | {"norm_key", "state_in_prompt", "state_offsets"}
 
 FAMILIES: Final[tuple[PolicyFamily, ...]] = (
     PolicyFamily(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vla_rl.datasets import RecordedEpisode
-from vla_rl.errors import DataError
+from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.families import require_method
 from vla_rl.models.images import AugmentationConfig
@@ -33,6 +33,7 @@ class Samples:
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "RobotPolicy") -> None:
         self._episodes = tuple(episodes)
+        _refuse_offsets(policy)
         for episode in self._episodes:
             _require_fitting(episode, policy)
         _require_same_units(self._episodes, policy)
@@ -107,6 +108,17 @@ def _require_fitting(episode: RecordedEpisode, policy: "RobotPolicy") -> None:
         raise DataError(
             f"{episode.name} has {found} of {key!r}, and the policy reads "
             f"{config.state_size}; use other data, or a policy without proprioception."
+        )
+
+
+def _refuse_offsets(policy: "RobotPolicy") -> None:
+    """Raise ConfigError for a policy whose actions are offsets from the state, which demonstrations are not."""
+    num_offsets = getattr(policy.config, "state_offsets", 0)
+    if num_offsets:
+        raise ConfigError(
+            f"the first {num_offsets} numbers of the policy's actions are offsets from the state "
+            "(state_offsets), which is not fine-tuned; use the statistics of the data (--statistics data), "
+            "with which it learns the data's own actions"
         )
 
 

@@ -11,12 +11,17 @@ import pytest
 import torch
 from pi_folders import change_json, change_step, change_tensors
 
+from tests.datasets.support.made_datasets import made_episode
 from vla_rl import load_policy
+from vla_rl.engines.policy_model import SampledTokens
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.suites import LIBERO, require_fitting
 from vla_rl.models.flow.pi_folder import load_pi
 from vla_rl.models.flow.robot_checks import check_units
 from vla_rl.models.prismatic.conventions import CheckpointFormat
+from vla_rl.models.steered.bases import freeze_base
+from vla_rl.run.imitation import Samples
+from vla_rl.types import Sampling
 
 CONFIG = "config.json"
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -131,9 +136,70 @@ def test_a_policy_of_offsets_from_the_state_is_refused_for_libero(tmp_path: Path
     path.write_text(json.dumps(held))
     policy = load_policy(str(folder), CheckpointFormat(), "cpu")
     with pytest.raises(
-        ConfigError, match=r"number 3 of an action from -3\.27 to -2\.67, .*offsets"
+        ConfigError, match=r"number 3 of an action from -3\.27 to -2\.67, .*state_offsets 6"
     ):
         require_fitting(policy, "mine", LIBERO)
+    require_fitting(
+        load_policy(str(folder), CheckpointFormat(state_offsets=6), "cpu"), "mine", LIBERO
+    )
+
+
+def see(policy: Any, states: np.ndarray) -> list[dict[str, Any]]:
+    """Return observations that differ in their states alone."""
+    seen = policy.example_observation(seed=0)
+    del seen["drawn"]
+    return [{**seen, "state": state} for state in states]
+
+
+def act(policy: Any, seen: list[dict[str, Any]]) -> np.ndarray:
+    """Decide greedily, as an engine does."""
+    batch = policy.prepare(seen)
+    with torch.inference_mode():
+        sampled = policy.sample(batch, [Sampling(greedy=True)] * len(seen))
+    actions: np.ndarray = policy.decode(sampled.chunk.numpy())
+    return actions
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_offsets_become_actions_as_openpi_makes_them(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = np.load(Path(__file__).parent / "golden" / "state_offsets_openpi.npz")
+    folder = pi_folders.write_openpi(tmp_path / "policy", kind)
+    policy: Any = load_policy(str(folder), CheckpointFormat(state_offsets=6), "cpu")
+    states, numbers = golden[f"{kind}_in_state"], golden[f"{kind}_in_numbers"][..., :7]
+    chunk = torch.from_numpy(numbers).flatten(1)
+    monkeypatch.setattr(policy, "choose", lambda *_: SampledTokens(chunk, chunk, {}, chunk))
+    actions = act(policy, see(policy, states))
+    np.testing.assert_allclose(actions, golden[f"{kind}_out_actions"], atol=2e-6)
+
+
+def test_offsets_change_the_actions_alone_and_stay_with_the_folder(tmp_path: Path) -> None:
+    folder = pi_folders.write_openpi(tmp_path / "policy", "pi0")
+    plain: Any = load_policy(str(folder), CheckpointFormat(), "cpu")
+    load_policy(str(folder), CheckpointFormat(state_offsets=6), "cpu").save(tmp_path / "saved")
+    policy: Any = load_policy(str(tmp_path / "saved"), CheckpointFormat(), "cpu")
+    assert "the first 6 as offsets from the state" in policy.describe()
+    states = np.random.default_rng(0).uniform(-3, 3, (2, 8)).astype(np.float32)
+    seen = see(policy, states)
+    moved = act(policy, seen) - act(plain, seen)
+    expected = np.pad(states[:, :6], ((0, 0), (0, 1)))[:, None].repeat(moved.shape[1], axis=1)
+    np.testing.assert_allclose(moved, expected, atol=1e-5)
+    # a plan is in actions too
+    plan = act(policy, seen)[0]
+    going_on = {**seen[0], "planned_actions": plan, "delay": np.array(len(plan))}
+    np.testing.assert_allclose(act(policy, [going_on])[0], plan, atol=1e-5)
+
+
+def test_offsets_are_refused_where_they_would_be_learnt_from_or_missing(tmp_path: Path) -> None:
+    folder = pi_folders.write_openpi(tmp_path / "policy", "pi0")
+    with pytest.raises(ConfigError, match="state_offsets is 8, expected at most 7"):
+        load_policy(str(folder), CheckpointFormat(state_offsets=8), "cpu")
+    policy: Any = load_policy(str(folder), CheckpointFormat(state_offsets=6), "cpu")
+    with pytest.raises(ConfigError, match="over which no head is trained"):
+        freeze_base(policy)
+    with pytest.raises(ConfigError, match=r"not fine-tuned.*--statistics data"):
+        Samples([made_episode("one")], policy)
 
 
 @pytest.mark.parametrize(("kind", "normalization"), [("pi0", "MEAN_STD"), ("pi05", "MIN_MAX")])

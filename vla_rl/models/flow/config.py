@@ -71,6 +71,7 @@ class FlowPolicyConfig:
         padded_dim: width to which a folder of another project pads actions; None for a policy made here.
         action_ends: the least and the greatest value of each number of an action that the statistics of such a
             folder scale: quantiles, or a deviation around the mean.
+        state_offsets: first numbers of an action that are offsets from the state.
     """
 
     cameras: tuple[str, ...]
@@ -82,6 +83,7 @@ class FlowPolicyConfig:
     fixed_image_size: int | None = None
     padded_dim: int | None = None
     action_ends: tuple[tuple[float, float], ...] | None = None
+    state_offsets: int = 0
 
     def describe(self) -> str:
         """Describe in one line what the policy sees, decides and executes."""
@@ -90,8 +92,11 @@ class FlowPolicyConfig:
         asked = (
             "" if guidance is None else f", asked for positive advantages with guidance {guidance}"
         )
+        offsets = f", the first {self.state_offsets} as offsets from the state" * bool(
+            self.state_offsets
+        )
         return (
-            f"sees {', '.join(self.cameras)}{state}, decides {self.horizon} x {self.action_dim} numbers "
+            f"sees {', '.join(self.cameras)}{state}, decides {self.horizon} x {self.action_dim} numbers{offsets} "
             f"in {sampling.num_steps} steps and executes {self.chunk_size} rows, {sampling.method} with "
             f"noise level {sampling.noise_level}{asked}"
         )
@@ -131,6 +136,7 @@ def make_config(
         fixed_image_size=processor.fixed_image_size,
         padded_dim=processor.padded_dim,
         action_ends=None if processor.padded_dim is None else _find_ends(processor),
+        state_offsets=processor.state_offsets,
     )
 
 

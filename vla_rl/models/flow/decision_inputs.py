@@ -100,6 +100,23 @@ def make_example(
     }
 
 
+def add_origins(
+    inputs: FlowInputs,
+    observations: Sequence[Observation],
+    processor: FlowProcessor,
+    device: torch.device,
+) -> FlowInputs:
+    """Add what actions are offsets from, if they are, as a shift of the network's numbers.
+
+    Raises: ValueError for an observation that does not suit the policy.
+    """
+    origins = processor.action_origins(observations)
+    if origins is None:
+        return inputs
+    scaled = processor.normalise_actions(np.stack([origins, np.zeros_like(origins)]))
+    return replace(inputs, origins=to_device(torch.from_numpy(scaled[0] - scaled[1]), device))
+
+
 def add_plans(
     inputs: FlowInputs,
     observations: Sequence[Observation],
@@ -122,12 +139,15 @@ def add_plans(
     if not any(PLANNED_KEY in each or DELAY_KEY in each for each in observations):
         return inputs
     planned = np.zeros((len(observations), *shape), np.float32)
+    origins = processor.action_origins(observations)
     weight = np.zeros_like(planned)
     width = processor.action_dim
     for row, each in enumerate(observations):
         if PLANNED_KEY not in each and DELAY_KEY not in each:
             continue
         actions, delay = _read_plan(each, shape[0], width)
+        if origins is not None:
+            actions = actions - origins[row]
         planned[row, : len(actions), :width] = processor.normalise_actions(actions[None])[0]
         weight[row, :, :width] = weigh_plan(len(actions), delay, shape[0])[:, None]
     return replace(

@@ -23,11 +23,11 @@ from vla_rl.models.flow.pi_tensors import PiLayout
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.smolvla_folder import SmolVlaLayout, SmolVlaParts, load_smolvla
 from vla_rl.models.prismatic.conventions import CheckpointFormat
-from vla_rl.types import Config, PositiveInt
+from vla_rl.types import Config, NonNegativeInt, PositiveInt
 
 FLOW_FILE: Final = "vla_rl_flow.json"
 
-OPTIONS: Final = ("cameras", "norm_key", "chunk_size", "state_in_prompt")
+OPTIONS: Final = ("cameras", "norm_key", "chunk_size", "state_in_prompt", "state_offsets")
 """Fields of `CheckpointFormat` that are kept with a folder."""
 
 
@@ -45,6 +45,9 @@ class FlowFile(Config, frozen=True, kw_only=True):
 
     state_in_prompt: bool | None = None
     """Whether pi0.5 reads the state in its prompt."""
+
+    state_offsets: NonNegativeInt | None = None
+    """First numbers of an action that are offsets from the state."""
 
     sampling: FlowSampling | None = None
     """The chain from noise to actions."""
@@ -108,6 +111,7 @@ def load_pi_policy(folder: Path, format: CheckpointFormat, device: torch.device)
         num_executed=file.chunk_size,
         cameras=file.cameras,
         state_in_prompt=file.state_in_prompt,
+        state_offsets=file.state_offsets,
         device=device,
     )
     return _make_policy(parts, file, format)

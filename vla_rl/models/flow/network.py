@@ -43,6 +43,7 @@ class FlowInputs:
         time: float32 [N, M], the times of those draws.
         planned: float32 [N, H, P], the plans that chunks continue; None if no decision has one.
         plan_weight: float32 [N, H, P], how strongly; 0 without a plan.
+        origins: float32 [N, D], what is added to each row of a chunk, in the network's numbers; None: nothing.
         known: prefixes that need not be computed. Then `images` to `state` have a row for each of the
             other observations alone, which may be none.
         plain: the same observations without a label in the prompt, for guidance; None: no guidance.
@@ -62,6 +63,7 @@ class FlowInputs:
     time: Tensor | None = None
     planned: Tensor | None = None
     plan_weight: Tensor | None = None
+    origins: Tensor | None = None
     known: "KnownPrefixes | None" = None
     plain: "FlowInputs | None" = None
 
@@ -231,6 +233,11 @@ class FlowProcessor(Protocol):
         """Numbers of `observation["state"]`; None if it is not read."""
         ...
 
+    @property
+    def state_offsets(self) -> int:
+        """First numbers of an action that are offsets from the state."""
+        ...
+
     def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
         """Prepare one row for each observation: `images` to `state`, nothing of a decision.
 
@@ -240,6 +247,12 @@ class FlowProcessor(Protocol):
 
     def identify(self, observation: Observation) -> tuple[object, ...]:
         """Return a value that is equal for two observations only if `prepare` treats them alike."""
+        ...
+
+    def action_origins(self, observations: Sequence[Observation]) -> np.ndarray | None:
+        """Return what is added to each action of a decision, float32 [N, D] in the environment's units; None for
+        nothing. Raises: ValueError for an observation that does not suit the policy.
+        """
         ...
 
     def normalise_actions(self, actions: np.ndarray) -> np.ndarray:

@@ -121,6 +121,7 @@ def load_pi(
     num_executed: int | None = None,
     cameras: Sequence[str] | None = None,
     state_in_prompt: bool | None = None,
+    state_offsets: int | None = None,
     device: torch.device | str = "cpu",
 ) -> PiParts:
     """Load a folder.
@@ -130,6 +131,7 @@ def load_pi(
         asset, num_executed: as `read_settings` takes them.
         cameras: observation key of each of the folder's cameras; None: by their names.
         state_in_prompt: whether pi0.5 reads the state in its prompt; None: it does.
+        state_offsets: first numbers of an action that are offsets from the state; None: none.
         device: device of the parameters.
 
     Raises: CheckpointError naming what is missing, unusable or contradictory; ConfigError for cameras
@@ -143,7 +145,7 @@ def load_pi(
         network = PiNetwork(size)
     require_same_names(network, report, folder)
     tokenizer = _make_tokenizer(folder, size, settings)
-    processor = make_processor(size, settings, tokenizer, cameras, state_in_prompt)
+    processor = make_processor(size, settings, tokenizer, cameras, state_in_prompt, state_offsets)
     unused = load_tensors(network, folder, report.layout, torch.device(device))
     materialise(network, torch.device(device))
     layout = replace(report.layout, unused=unused, files=settings.files)

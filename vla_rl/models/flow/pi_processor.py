@@ -90,6 +90,7 @@ class PiProcessor:
         image_size: pixels along a side of an image.
         state_width: width to which the state is padded.
         padding: where images are padded.
+        state_offsets: first numbers of an action that are offsets from the state.
     """
 
     prompt: PiKind
@@ -99,6 +100,7 @@ class PiProcessor:
     image_size: int
     state_width: int
     padding: Padding = "even"
+    state_offsets: int = 0
 
     @property
     def action_dim(self) -> int:
@@ -159,6 +161,15 @@ class PiProcessor:
             for value in values
         )
 
+    def action_origins(self, observations: Sequence[Observation]) -> np.ndarray | None:
+        """Return the states, where an action is an offset from them; None if it never is."""
+        if not self.state_offsets:
+            return None
+        origins = np.zeros((len(observations), self.action_dim), np.float32)
+        states = np.stack([self._state(each) for each in observations])
+        origins[:, : self.state_offsets] = states[:, : self.state_offsets]
+        return origins
+
     def normalise_actions(self, actions: np.ndarray) -> np.ndarray:
         """Convert actions [B, H, D] in the environment's units to the network's, float32."""
         return self.settings.action.normalise(actions).astype(np.float32)
@@ -214,6 +225,7 @@ def make_processor(
     tokenizer: PiTokenizer,
     cameras: Sequence[str] | None,
     state_in_prompt: bool | None = None,
+    state_offsets: int | None = None,
 ) -> PiProcessor:
     """Return the conversions of a folder's policy.
 
@@ -223,13 +235,21 @@ def make_processor(
         tokenizer: of prompts.
         cameras: observation key of each of the folder's cameras; None: by their names.
         state_in_prompt: whether pi0.5 reads the state; None: it does.
+        state_offsets: first numbers of an action that are offsets from the state; None: none.
 
-    Raises: ConfigError as `choose_cameras`, or if pi0 is to read its state in the prompt.
+    Raises: ConfigError as `choose_cameras`, if pi0 is to read its state in the prompt, or if there are fewer
+    numbers than offsets.
     """
     if state_in_prompt and size.kind == "pi0":
         raise ConfigError(
             "state_in_prompt is True, but the policy is pi0, which has a token for the state; leave it "
             "unset"
+        )
+    least = min(settings.action_dim, settings.state_dim)
+    if state_offsets is not None and state_offsets > least:
+        raise ConfigError(
+            f"state_offsets is {state_offsets}, expected at most {least}: an action has {settings.action_dim} "
+            f"numbers and the state {settings.state_dim}"
         )
     return PiProcessor(
         "pi0" if state_in_prompt is False else size.kind,
@@ -238,4 +258,5 @@ def make_processor(
         tokenizer,
         size.vision.image_size,
         size.state_dim,
+        state_offsets=state_offsets or 0,
     )

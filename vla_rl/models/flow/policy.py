@@ -33,6 +33,7 @@ from vla_rl.models.families import find_family
 from vla_rl.models.flow.advantage_prompt import predict_velocity
 from vla_rl.models.flow.config import FlowSampling, make_config
 from vla_rl.models.flow.decision_inputs import (
+    add_origins,
     add_plans,
     add_stored_steps,
     check_stored_step,
@@ -216,6 +217,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         guidance, device = self.config.sampling.advantage_guidance, self._device
         inputs = prepare_inputs(self._processor, self._prefixes, observations, guidance, device)
         inputs = add_stored_steps(inputs, observations, device)
+        inputs = add_origins(inputs, observations, self._processor, device)
         return add_plans(inputs, observations, self._processor, self._chunk_shape, device)
 
     def sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
@@ -223,6 +225,13 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         The temperature multiplies the standard deviation of the stochastic step.
         """
+        sampled = self._sample(batch, samplings)
+        if batch.origins is None or sampled.chunk is None:
+            return sampled
+        rows = sampled.chunk.unflatten(1, (-1, self.config.action_dim))
+        return replace(sampled, chunk=(rows + batch.origins[:, None]).flatten(1))
+
+    def _sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
         planned, weight = batch.planned, batch.plan_weight
         if planned is None or weight is None:
             return self.choose(self.read(batch), samplings)
@@ -333,7 +342,10 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return self._processor.normalise_actions(actions).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Convert numbers [B, h * D] to actions float32 [B, h, D], in the environment's units."""
+        """Convert numbers [B, h * D] to actions float32 [B, h, D], in the environment's units.
+
+        A chunk that `sample` returns has what its actions are offsets from in it.
+        """
         return self._processor.restore_actions(
             tokens.reshape(len(tokens), -1, self.config.action_dim)
         )

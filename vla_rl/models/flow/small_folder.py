@@ -87,6 +87,11 @@ class SmallFlowProcessor:
         """Numbers of the state; None if it is not read."""
         return self.config.state_size
 
+    @property
+    def state_offsets(self) -> int:
+        """Actions are no offsets."""
+        return 0
+
     def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
         """Prepare one row for each observation, on `device`.
 
@@ -123,6 +128,10 @@ class SmallFlowProcessor:
             else value
             for value in values
         )
+
+    def action_origins(self, observations: Sequence[Observation]) -> None:
+        """Return None: nothing is added to actions."""
+        return
 
     def normalise_actions(self, actions: np.ndarray) -> np.ndarray:
         """Convert actions [B, H, D] to [-1, 1], float32; those outside the statistics are clipped."""

@@ -16,7 +16,7 @@ import msgspec
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.prismatic.config import AdapterUse, Normalization, Vocabulary
-from vla_rl.types import Config, NonNegativeFloat, PositiveInt
+from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveInt
 from vla_rl.util.arrays import torch_dtype
 
 if TYPE_CHECKING:
@@ -175,6 +175,10 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     """Whether pi0.5 reads the state in its prompt. False for openpi's `pi05_libero`, which was trained
     without (discrete_state_input=False). none: the checkpoint's own, else True."""
 
+    state_offsets: NonNegativeInt | None = None
+    """First numbers of an action that are offsets from the state, which is added to them: 6 for openpi's
+    `pi0_libero` (extra_delta_transform=True). none: the checkpoint's own, else 0."""
+
     base_policy: str | None = None
     """Folder or hub id of the frozen base of a steered policy, if it is no longer where the head's folder says;
     its digest has to be the one that the head was trained over. shipped, shipped_flow, shipped_goal: this package's
@@ -199,7 +203,13 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **fields)
 
 
-FLOW_OPTIONS: Final = ("flow_steps", "noise_level", "flow_guidance", "state_in_prompt")
+FLOW_OPTIONS: Final = (
+    "flow_steps",
+    "noise_level",
+    "flow_guidance",
+    "state_in_prompt",
+    "state_offsets",
+)
 """Fields of `CheckpointFormat` that flow policies alone read."""
 
 STEERED_OPTIONS: Final = ("base_policy",)

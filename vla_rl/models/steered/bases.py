@@ -384,13 +384,19 @@ def freeze_base(
         has_feature_rows: whether its features are one vector for each control step.
         source: where it was loaded from.
 
-    Raises: ConfigError for another family, or for rows of features that it does not have.
+    Raises: ConfigError for another family, one whose actions are offsets from the state, or for rows of features
+    that it does not have.
     """
     path: str | None = getattr(policy, "frozen_base", None)
     if path is None:
         raise ConfigError(
             f"a {type(policy).__name__} cannot be the frozen base of a head, expected one that decides a whole "
             "chunk: an MLP, OpenVLA-OFT with tokens or an L1 head, a flow, or a family that names a `frozen_base`"
+        )
+    if getattr(policy.config, "state_offsets", 0):
+        raise ConfigError(
+            "the policy's actions are offsets from the state (state_offsets), over which no head is trained; take a "
+            "base that gives the arm's own actions"
         )
     base: type[FrozenBase[Any, Any, Any]] = resolve_name(path)
     if has_feature_rows and not base.has_feature_rows:
