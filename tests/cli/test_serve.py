@@ -75,10 +75,11 @@ def test_a_server_acts_by_the_means_of_tokens_if_it_is_told_so() -> None:
 async def test_a_dry_run_shows_what_clients_send_and_serves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = ServeConfig(checkpoint=str(BASE_POLICY), map=("arm/top=image",))
+    config = ServeConfig(checkpoint=str(BASE_POLICY), map=("arm/top=image", "side=imge"))
     assert await serve_policy(Command(Launch(dry_run=True), config)) == 0
     printed = capsys.readouterr().out
     assert "image: image uint8 [height, width, 3], as arm/top or image" in printed
+    assert "side is left out: the policy reads no 'imge' (--map side=imge)" in printed
     assert "serving at" not in printed
 
 

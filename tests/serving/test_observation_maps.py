@@ -1,5 +1,8 @@
 """What a client sends becomes what the policy reads, or an error that names what is wrong."""
 
+import subprocess
+import sys
+
 import msgspec
 import numpy as np
 import pytest
@@ -146,6 +149,24 @@ def test_pairs_go_beside_published_maps() -> None:
     assert pairs == {**dict(PUBLISHED_MAPS["libero"]), "observation/top": "top_image"}
 
 
+def test_a_map_may_name_a_camera_that_the_policy_does_not_look_at_and_says_so_if_one_is_missing() -> (
+    None
+):
+    mapped = reader("libero", "top=imge", entries=ARM)
+    assert ("top", "imge") in mapped.list_unread()
+    assert list(mapped.read(LIBERO | {"top": IMAGE})) == list(ARM)
+    sent = {"top" if name == "observation/image" else name: each for name, each in LIBERO.items()}
+    with pytest.raises(BadObservation) as raised:
+        mapped.read(sent)
+    assert "'observation/image' or 'image' is missing" in str(raised.value)
+    assert "'top' is 'imge' in the map, which the policy does not read" in str(raised.value)
+
+
+def test_unknown_entries_are_one_problem_with_what_to_do() -> None:
+    with pytest.raises(BadObservation, match=r"'a' and 'b' are unknown, expected .* --map gives"):
+        reader().read(LIBERO | {"a": 1, "b": 2})
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -235,6 +256,11 @@ def packed(**array: object) -> bytes:
     )
 
 
+def packed_number(data: object, dtype: str) -> bytes:
+    number = {b"__npgeneric__": True, b"data": data, b"dtype": dtype}
+    return msgspec.msgpack.encode({"a": number})
+
+
 @pytest.mark.parametrize(
     ("frame", "problem"),
     [
@@ -260,8 +286,22 @@ def packed(**array: object) -> bytes:
         (packed(shape=[True]), r"shape \[True\]"),
         (packed(shape="x"), "without data or shape"),
         (packed(data="text"), "without data or shape"),
+        (packed(dtype="x" * 100_000), r"dtype 'x{79}\.\.\."),
+        (packed(data=b"", shape=[0] * 33), "at most 32 sizes"),
+        (packed(data=b"", shape=[0, 1 << 62]), "entry 'a' cannot be read"),
+        (packed_number(300, "|i1"), "entry 'a' is 300, expected a number of int8"),
+        (packed_number(float("nan"), "<i4"), "entry 'a' is nan, expected a number of int32"),
     ],
 )
 def test_a_frame_that_is_no_message_is_refused_at_once(frame: bytes, problem: str) -> None:
     with pytest.raises(BadMessage, match=problem):
         decode_message(frame)
+
+
+@pytest.mark.parametrize("frame", [packed(dtype="M8[s/0]"), packed_number(1, "m8[Y/0]")])
+def test_a_type_that_numpy_divides_by_zero_for_does_not_end_the_server(frame: bytes) -> None:
+    # in a process of its own: SIGFPE would end the tests too
+    decode = "import sys; from vla_rl.serving.openpi_messages import decode_message as d; d(sys.stdin.buffer.read())"
+    ended = subprocess.run([sys.executable, "-c", decode], input=frame, capture_output=True)
+    assert ended.returncode == 1
+    assert b"expected one of numbers" in ended.stderr

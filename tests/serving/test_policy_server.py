@@ -133,7 +133,7 @@ async def test_connections_do_not_wait_for_each_other_and_choose_differently() -
     [
         (
             encode_message({"stat": np.array([1.0])}),
-            "'stat' is unknown, expected state; 'state' is",
+            "'stat' is unknown, expected state; the server's --map",
         ),
         (encode_message({"state": np.zeros(2)}), "'state' has 2 numbers, expected 1"),
         (b"\xc1", "no msgpack"),

@@ -141,6 +141,13 @@ async def serve_policy(command: Command[Launch, ServeConfig]) -> int:
     print(f"{found.folder}: {model.describe()}", flush=True)
     for name, entry in reader.describe().items():
         print(f"  {name}: {entry}", flush=True)
+    # A pair may name a camera that this policy does not look at, so that a client may send it.
+    for source, target in reader.list_unread():
+        if f"{source}={target}" in config.map:
+            print(
+                f"  {source} is left out: the policy reads no {target!r} (--map {source}={target})",
+                flush=True,
+            )
     return 0 if command.launch.dry_run else await _serve_actions(config, model, found, reader)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation
 from vla_rl.types.observation import DELAY_KEY, PLANNED_KEY
+from vla_rl.util.values import excerpt
 
 PUBLISHED_MAPS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "libero": (
@@ -147,6 +148,10 @@ class ObservationReader:
             for name, entry in self._entries.items()
         }
 
+    def list_unread(self) -> list[tuple[str, str]]:
+        """Return the pairs of the map whose entry the policy does not read."""
+        return [pair for pair in self._targets.items() if pair[1] not in self._entries]
+
     def read(self, message: Mapping[str, Any]) -> Observation:
         """Return the observation.
 
@@ -155,7 +160,8 @@ class ObservationReader:
 
         Raises: BadObservation naming every entry that is missing, unknown or of another kind.
         """
-        problems: list[str] = []
+        unknown: list[str] = []
+        unread: list[str] = []
         given: dict[str, list[tuple[str, Any]]] = {}
         # In the map's order: a client that sorts its names sends the gripper before the joints.
         order = {source: number for number, source in enumerate(self._targets)}
@@ -164,11 +170,19 @@ class ObservationReader:
         ):
             target = self._targets.get(source)
             if target is None:
-                known = ", ".join(dict.fromkeys(self._targets))
-                problems.append(f"{source!r} is unknown, expected {known}")
+                unknown.append(excerpt(source))
             elif target in self._entries:
                 given.setdefault(target, []).append((source, value))
-            # else: a camera of the robot that this policy does not look at
+            else:  # a camera of the robot that this policy does not look at, or a slip in the map
+                unread.append(
+                    f"{source!r} is {target!r} in the map, which the policy does not read"
+                )
+        problems: list[str] = []
+        if unknown:
+            problems.append(
+                f"{' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown, expected "
+                f"{', '.join(self._targets)}; the server's --map gives an entry of a client another name"
+            )
         observation: Observation = {}
         for name, entry in self._entries.items():
             if name not in given:
@@ -182,7 +196,7 @@ class ObservationReader:
             except BadObservation as error:
                 problems.append(str(error))
         if problems:
-            raise BadObservation("; ".join(problems))
+            raise BadObservation("; ".join([*problems, *unread]))
         return observation
 
     def _sources(self, name: str) -> list[str]:

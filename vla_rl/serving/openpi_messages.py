@@ -9,11 +9,15 @@ of numpy's {b"__npgeneric__": True, b"data": number, b"dtype": "<f4"}, with keys
 against openpi-client 0.1.2, whose `msgpack_numpy` writes and reads them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+
+from vla_rl.util.arrays import MOST_AXES, parse_dtype, view_as_array
+from vla_rl.util.values import excerpt
 
 MAX_DEPTH: Final = 8
 """Maps within maps; no published observation has more than two."""
@@ -75,13 +79,12 @@ def _restore_numpy(value: Any, where: str, depth: int) -> Any:
     if _ARRAY in value:
         return _restore_array(value, where)
     if _NUMBER in value:
-        dtype = _numeric_dtype(value.get(b"dtype"), where)
-        return dtype.type(_number(value.get(b"data"), where))
+        return _restore_number(value.get(b"data"), value.get(b"dtype"), where)
     restored: dict[str, Any] = {}
     for key, each in _within(value, where, depth).items():
         if not isinstance(key, str):
-            raise BadMessage(f"{where} has the key {key!r}, expected text")
-        restored[key] = _restore_numpy(each, f"entry {key!r}", depth - 1)
+            raise BadMessage(f"{where} has the key {excerpt(key)}, expected text")
+        restored[key] = _restore_numpy(each, f"entry {excerpt(key)}", depth - 1)
     return restored
 
 
@@ -101,34 +104,44 @@ def restore_array(data: Any, dtype_name: Any, shape: Any, where: str) -> np.ndar
     dtype = _numeric_dtype(dtype_name, where)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise BadMessage(f"{where} is an array without data or shape")
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise BadMessage(f"{where} has the shape {shape}, expected sizes of at least 0")
-    expected = dtype.itemsize
-    for size in shape:
-        expected *= size
+    if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
+        raise BadMessage(
+            f"{where} has the shape {excerpt(shape)}, expected at most {MOST_AXES} sizes of at least 0"
+        )
     # Python's integers do not overflow, so a shape of [2**40, 2**40] is compared, not allocated
+    expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise BadMessage(
             f"{where} has {len(data)} bytes, expected {expected} for {dtype.name} {shape}"
         )
-    return np.frombuffer(data, dtype).reshape(shape)
+    try:
+        return view_as_array(data, dtype.str, shape)
+    except ValueError as error:  # no bytes, and another size that NumPy cannot hold
+        raise BadMessage(f"{where} cannot be read: {error}") from error
 
 
 def _numeric_dtype(name: Any, where: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(name) if isinstance(name, str) else None
-    except (TypeError, ValueError, SyntaxError):
+        # never `np.dtype` itself: a text such as "M8[s/0]" divides by zero there, and ends the server
+        dtype = parse_dtype(name) if isinstance(name, str) else None
+    except ValueError:
         dtype = None
-    # an array of objects would be pickled; text and records are no input of a policy
-    if dtype is None or dtype.kind not in "biuf" or dtype.subdtype is not None:
-        raise BadMessage(f"{where} has the dtype {name!r}, expected one of numbers, such as '<f4'")
+    # text, times and complex numbers are no input of a policy
+    if dtype is None or dtype.kind not in "biuf":
+        raise BadMessage(
+            f"{where} has the dtype {excerpt(name)}, expected one of numbers, such as '<f4'"
+        )
     return dtype
 
 
-def _number(value: Any, where: str) -> bool | int | float:
-    if not isinstance(value, bool | int | float):
-        raise BadMessage(f"{where} holds {_describe(value)}, expected a number")
-    return value
+def _restore_number(data: Any, dtype_name: Any, where: str) -> Any:
+    dtype = _numeric_dtype(dtype_name, where)
+    if not isinstance(data, bool | int | float):
+        raise BadMessage(f"{where} holds {_describe(data)}, expected a number")
+    try:
+        return dtype.type(data)
+    except (OverflowError, ValueError) as error:
+        raise BadMessage(f"{where} is {data!r}, expected a number of {dtype.name}") from error
 
 
 def _describe(value: Any) -> str:

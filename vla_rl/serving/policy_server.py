@@ -41,6 +41,7 @@ from vla_rl.types import (
     derive_seed,
 )
 from vla_rl.util.listening import is_local_address, tls_context
+from vla_rl.util.values import shorten_middle
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ QUIET_S: Final = 0.02
 
 MOST_LISTED: Final = 100
 """Clients whose latencies `/metrics` lists, those with the latest replies."""
+
+MOST_ERROR: Final = 4000
+"""Characters of an error that a client gets."""
 
 GOING_AWAY: Final = 1001
 """Close code of a server that ends (RFC 6455, section 7.4.1)."""
@@ -337,7 +341,8 @@ class _Conversation:
             seed = derive_seed(server.sampling.seed, self._number, next(self._decisions))
             chunk = await server.decide(observation, seed)
         except (ValueError, VlaRlError) as error:
-            return f"{type(error).__name__}: {error}"
+            # cut: an error repeats names and texts that the client chose, of any length
+            return shorten_middle(f"{type(error).__name__}: {error}", MOST_ERROR)
         except Exception as error:  # of the policy's own code: this client is told, others go on
             logger.exception("the policy failed for %s", self._latencies.client)
             return f"the policy failed: {type(error).__name__}: {error}"
