@@ -209,6 +209,10 @@ def test_a_folder_that_is_no_run_is_refused_by_the_other_commands(
             ["--learner.no-offload=1"],
             "--learner.offload alone .* or --learner.no-offload to turn it off",
         ),
+        (
+            ["--hidden=8", "--hidden", "16"],
+            "--hidden is given 2 times, expected once, with all its values after it: --hidden A B",
+        ),
         (["--resume", "."], ". has no config.json, .* give the folder that the run has printed"),
         (["--config", "."], r". is a folder, expected a .toml or .json file; --resume continues"),
         (["--resume", LONG], r"a{80}\.\.\.a{80} has no config.json, expected the folder"),

@@ -14,14 +14,13 @@ import dataclasses
 import difflib
 import functools
 import io
-import itertools
 import os
 import re
 import shlex
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
@@ -31,7 +30,13 @@ import tyro
 from tyro.constructors import ConstructorRegistry
 
 from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.cli.option_rules import follow, refuse_missing_options, refuse_unused_options
+from vla_rl.cli.option_rules import (
+    follow,
+    refuse_missing_options,
+    refuse_repeated_lists,
+    refuse_unused_options,
+    refuse_values_of_flags,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import merge_tables, pipeline_settings
@@ -143,7 +148,8 @@ def parse_command(
     parse = functools.partial(tyro.cli, command_type, prog=program_name())
     if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
         _show_help(parse, arguments, default, description)
-    _refuse_values_of_flags(arguments, _flags_in(command_type))
+    refuse_values_of_flags(arguments, _options_of(command_type, lambda hint: hint is bool))
+    refuse_repeated_lists(arguments, _options_of(command_type, _is_list))
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     _require_run_to_resume(parsed.launch)
     # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
@@ -175,37 +181,22 @@ def _show_help(
     print_help(show, default, set_values, description, wants_all=HELP_ALL in arguments)
 
 
-def _flags_in(kind: Any, prefix: str = "") -> set[str]:
-    """Return the options of a class's fields that are flags, without their dashes."""
-    flags = set[str]()
+def _options_of(kind: Any, is_wanted: Callable[[Any], bool], prefix: str = "") -> set[str]:
+    """Return the options, without their dashes, of a class's fields whose types are wanted."""
+    options = set[str]()
     for name, hint in typing.get_type_hints(kind).items():
         inner = "" if kind.__name__ == _COMMAND else f"{prefix}{name.replace('_', '-')}."
-        if hint is bool:
-            flags.add(f"{prefix}{name.replace('_', '-')}")
+        if is_wanted(hint):
+            options.add(f"{prefix}{name.replace('_', '-')}")
         elif isinstance(hint, type) and (
             issubclass(hint, Config) or dataclasses.is_dataclass(hint)
         ):
-            flags |= _flags_in(hint, inner)
-    return flags
+            options |= _options_of(hint, is_wanted, inner)
+    return options
 
 
-def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
-    """Raise ConfigError for a flag that is given a value, which the parser reports alone."""
-    for argument, following in itertools.pairwise([*arguments, "--"]):
-        name, equals, _ = argument.replace("_", "-").partition("=")
-        option = name.removeprefix("--")
-        # the parser puts "no-" before the last part: --real-time.no-continues-plan
-        group, dot, leaf = option.rpartition(".")
-        plain = f"{group}{dot}{leaf.removeprefix('no-')}"
-        negated = f"{group}{dot}no-{leaf.removeprefix('no-')}"
-        if not name.startswith("--") or not {option, plain} & set(flags):
-            continue
-        if equals or not following.startswith("-"):
-            raise ConfigError(
-                f"{name} is a flag, but was given the value "
-                f"{shorten_middle(argument.partition('=')[2] if equals else following)!r}; expected "
-                f"--{plain} alone to turn it on, or --{negated} to turn it off"
-            )
+def _is_list(hint: Any) -> bool:
+    return any(... in typing.get_args(each) for each in (hint, *typing.get_args(hint)))
 
 
 def _require_run_to_resume(launch: Launch) -> None:

@@ -9,8 +9,9 @@ each configuration has a table of its own, `Config.READ_IF`, and pipelines name 
 Options that users of other trainers look for, and that do not exist, are refused by name.
 """
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import unused_by_pipeline
 from vla_rl.types import Config
+from vla_rl.util.values import shorten_middle
 
 Options = dict[str, Any]
 """Values by dotted name, such as `scheduler.groups_per_update`."""
@@ -290,3 +292,33 @@ def refuse_missing_options(arguments: Sequence[str]) -> None:
         name = argument.partition("=")[0].replace("_", "-")
         if name in MISSING_OPTIONS:
             raise ConfigError(f"{name} does not exist: {MISSING_OPTIONS[name]}")
+
+
+def refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
+    """Raise ConfigError for a flag that is given a value, which the parser reports alone."""
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        name, equals, _ = argument.replace("_", "-").partition("=")
+        option = name.removeprefix("--")
+        # the parser puts "no-" before the last part: --real-time.no-continues-plan
+        group, dot, leaf = option.rpartition(".")
+        plain = f"{group}{dot}{leaf.removeprefix('no-')}"
+        negated = f"{group}{dot}no-{leaf.removeprefix('no-')}"
+        if not name.startswith("--") or not {option, plain} & set(flags):
+            continue
+        if equals or not following.startswith("-"):
+            raise ConfigError(
+                f"{name} is a flag, but was given the value "
+                f"{shorten_middle(argument.partition('=')[2] if equals else following)!r}; expected "
+                f"--{plain} alone to turn it on, or --{negated} to turn it off"
+            )
+
+
+def refuse_repeated_lists(arguments: Sequence[str], lists: Collection[str]) -> None:
+    """Raise ConfigError for an option of several values that is given twice: the parser takes the last."""
+    given = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    for name in dict.fromkeys(given):
+        if name.removeprefix("--") in lists and name.startswith("--") and given.count(name) > 1:
+            raise ConfigError(
+                f"{name} is given {given.count(name)} times, expected once, with all its values after it: "
+                f"{name} A B"
+            )
