@@ -238,3 +238,43 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
         "vla_rl/metaworld-v0",
         *suites,
     }
+
+
+@pytest.mark.parametrize(
+    ("env_id", "named"),
+    [
+        (CONTROL.id, r'env_id is missing.*env_id="CartPole-v1"'),
+        (FAULTLESS.id, "fault is '', expected one of raise,"),
+        ("vla_rl/navsim-v0", "folder is missing"),
+        ("vla_rl/bench2drive-v0", r'expected lists of at least one: servers=\["127.0.0.1:5700"\]'),
+        ("vla_rl/libero-v0", "suite is '', expected one of libero_spatial"),
+        ("vla_rl/libero_request-v0", "request or goals are missing"),
+    ],
+)
+def test_an_environment_that_is_made_without_what_it_needs_says_what_it_needs(
+    env_id: str, named: str
+) -> None:
+    if env_id == "vla_rl/libero-v0":
+        pytest.importorskip("libero")
+    with pytest.raises(ValueError, match=named):
+        gymnasium.make(env_id)
+
+
+@pytest.mark.parametrize("spec", [TOY, DRIVING, WAYPOINTS], ids=lambda spec: spec.id)
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        (None, "the state is a NoneType, expected the dict that get_state returned"),
+        ({"rng": "{}"}, r"the state has no .*is_over, .*expected one that get_state returned"),
+    ],
+)
+def test_a_state_of_another_environment_is_refused_and_changes_nothing(
+    spec: EnvSpec, state: Any, named: str
+) -> None:
+    env: Any = gymnasium.make(spec.id, **spec.kwargs).unwrapped
+    env.reset(seed=3)
+    before = env.get_state()
+    with pytest.raises(ValueError, match=named):
+        env.set_state(state)
+    assert repr(env.get_state()) == repr(before)
+    env.close()

@@ -156,6 +156,12 @@ def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
         CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"colour": "red"}))
 
 
+def test_an_argument_that_is_missing_is_named_before_anything_is_made() -> None:
+    named = r"could not be made: it needs the argument 'size'; give it in kwargs=\{'size': ...\}$"
+    with pytest.raises(EnvError, match=named):
+        CheckedEnv(EnvSpec(id="odd_envs:test/Needy-v0", kwargs={"colour": "red"}))
+
+
 def test_a_module_in_the_id_is_imported_first() -> None:
     env = CheckedEnv(EnvSpec(id="vla_rl.envs:vla_rl/toy_reach-v0"))
     assert env.reset(seed=0, options=None)[0]["instruction"].startswith("reach the")

@@ -123,11 +123,28 @@ def test_an_action_of_nan_is_refused_and_moves_nothing() -> None:
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{"task_id": 4}, {"task_id": True}, {"action_dim": 1}, {"step_size": 0.0}, {"step_limit": 0}],
+    [
+        {"task_id": 4},
+        {"task_id": True},
+        {"task_id": 1.0},
+        {"action_dim": 1},
+        {"step_size": 0.0},
+        {"step_limit": 0},
+    ],
 )
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         ToyReachEnv(**kwargs)
+
+
+@pytest.mark.parametrize("action", [1.0, [1.0], [[1.0, 0.0]], None])
+def test_an_action_that_is_no_row_of_two_numbers_is_refused_and_moves_nothing(action: Any) -> None:
+    env = ToyReachEnv(action_dim=2)
+    before, _ = env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"the action has shape .*, expected \(2,\)"):
+        env.step(np.asarray(action, np.float32))
+    assert env.get_state()["num_steps"] == 0
+    np.testing.assert_array_equal(env.get_state()["hand"].astype(np.float32), before["state"])
 
 
 def test_extra_action_dimensions_change_nothing() -> None:
@@ -193,5 +210,5 @@ def test_a_reward_at_fault_is_no_number() -> None:
 
 
 def test_an_unknown_fault_is_refused() -> None:
-    with pytest.raises(ValueError, match="'sulks' is not a valid Fault"):
+    with pytest.raises(ValueError, match="fault is 'sulks', expected one of raise, no_start"):
         FaultyEnv("sulks")

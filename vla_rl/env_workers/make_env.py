@@ -91,6 +91,9 @@ def get_wrapper_classes(env: gymnasium.Env[Any, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
+BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+"""Kinds of parameters that can be given by name."""
+
 FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker", "render_mode")
 """Arguments of `gymnasium.make` itself."""
 
@@ -147,7 +150,7 @@ def get_creator(found: Registered) -> Callable[..., Any]:
 
 
 def check_arguments(spec: EnvSpec, found: Registered) -> None:
-    """Raise EnvError for an argument that the environment's constructor does not take."""
+    """Raise EnvError for an argument that the environment's constructor does not take, or needs."""
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(
             get_creator(found)
@@ -162,6 +165,14 @@ def check_arguments(spec: EnvSpec, found: Registered) -> None:
             raise EnvError(
                 f"{spec.id} with {spec.kwargs} could not be made: it has no argument "
                 f"{name!r}{suggest(name, parameters)}"
+            )
+    given = {**found.kwargs, **spec.kwargs}
+    for name, parameter in parameters.items():
+        has_default = parameter.default is not parameter.empty
+        if not has_default and parameter.kind in BY_NAME and name not in given:
+            raise EnvError(
+                f"{spec.id} with {spec.kwargs} could not be made: it needs the argument {name!r}; give it "
+                f"in kwargs={{{name!r}: ...}}"
             )
 
 

@@ -140,11 +140,16 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        env_id: str,
+        env_id: str = "",
         step_limit: int | None = None,
         reward_scale: float = 1.0,
         success_return: float | None = None,
     ) -> None:
+        if not env_id:
+            raise ValueError(
+                "env_id is missing, expected the id of the inner environment: "
+                'gymnasium.make("vla_rl/control-v0", env_id="CartPole-v1").'
+            )
         if step_limit is not None and step_limit < 1:
             raise ValueError(
                 f"step_limit is {step_limit}, expected at least 1 control step, or None."

@@ -7,7 +7,7 @@ ends, what a saved state holds, which images are drawn.
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import gymnasium
@@ -239,12 +239,7 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray], Generic[SceneT]):
 
         Raises: `ValueError` for a state of another task, or of an environment with other arguments.
         """
-        # An incomplete state would raise KeyError half-way, with the environment already changed.
-        missing = sorted(_STATE_KEYS - state.keys())
-        if missing:
-            raise ValueError(
-                f"the state has no {', '.join(missing)}, expected one that get_state returned."
-            )
+        require_state(state, _STATE_KEYS)
         # A state of another scene used to be restored wherever its sizes happened to fit.
         if state["task"] != self.task.key:
             raise ValueError(
@@ -331,6 +326,19 @@ def require_at_least(name: str, value: object, least: int) -> None:
     """Raise `ValueError` for an argument that is not a whole number of at least `least`."""
     if not isinstance(value, int) or not is_whole(value) or value < least:
         raise ValueError(f"{name} is {value!r}, expected a whole number >= {least}.")
+
+
+def require_state(state: Any, keys: Iterable[str]) -> None:
+    """Raise ValueError unless `state` is a dict with these keys, as `get_state` returns one."""
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"the state is a {type(state).__name__}, expected the dict that get_state returned."
+        )
+    # An incomplete state would raise KeyError half-way, with the environment already changed.
+    if missing := sorted(set(keys) - state.keys()):
+        raise ValueError(
+            f"the state has no {', '.join(missing)}, expected one that get_state returned."
+        )
 
 
 def is_whole(value: object) -> bool:

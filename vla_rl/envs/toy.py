@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.envs.gymnasium_adapters import Words
-from vla_rl.envs.image_env import is_whole
+from vla_rl.envs.image_env import is_whole, require_state
 from vla_rl.errors import StartError
 from vla_rl.types import Info, Observation
 
@@ -86,9 +86,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         render_mode: str | None = None,
     ) -> None:
         # True is an int, and would be task 1
-        if isinstance(task_id, bool) or (task_id is not None and not 0 <= task_id < len(COLOURS)):
+        if task_id is not None and not (is_whole(task_id) and 0 <= task_id < len(COLOURS)):
             raise ValueError(
-                f"task_id is {task_id}, expected 0 to {len(COLOURS) - 1} (or None to draw one)."
+                f"task_id is {task_id!r}, expected 0 to {len(COLOURS) - 1} (or None to draw one)."
             )
         if action_dim < 2:
             raise ValueError(
@@ -149,7 +149,13 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
             raise gymnasium.error.ResetNeeded(
                 "the episode is over or has not begun; call reset() first."
             )
-        wanted = np.asarray(action[:2], np.float64)
+        given = np.asarray(action, np.float64)
+        # A single number would move the hand along both axes.
+        if given.ndim != 1 or len(given) < 2:
+            raise ValueError(
+                f"the action has shape {given.shape}, expected {self.action_space.shape}."
+            )
+        wanted = given[:2]
         # NaN passes the clip, and would stay in the hand's position until the episode ends.
         if np.isnan(wanted).any():
             raise ValueError(
@@ -201,8 +207,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     def set_state(self, state: dict[str, Any]) -> Observation:
         """Continue from a state that `get_state` returned, in this process or another.
 
-        Return the observation there.
+        Return the observation there. Raises: ValueError for anything else.
         """
+        require_state(state, self.get_state())
         self._hand = np.array(state["hand"], np.float64)
         self._order = np.array(state["order"])
         self._goal, self._num_steps, self._is_over = (
@@ -298,7 +305,7 @@ class FaultyEnv(ToyReachEnv):
 
     def __init__(
         self,
-        fault: str,
+        fault: str = "",
         at_step: int = 1,
         times: int = 1,
         ledger: str | None = None,
@@ -307,6 +314,10 @@ class FaultyEnv(ToyReachEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task_id=task_id, step_limit=step_limit, render_mode=render_mode)
+        if fault not in [each.value for each in Fault]:
+            raise ValueError(
+                f"fault is {fault!r}, expected one of {', '.join(each.value for each in Fault)}."
+            )
         self._fault = Fault(fault)
         self._at_step = at_step
         self._times = times

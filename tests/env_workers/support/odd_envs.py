@@ -139,3 +139,13 @@ def _shade(shade: int) -> np.ndarray:
 
 
 gymnasium.register(id="two/cameras-v0", entry_point="odd_envs:TwoCameras")
+
+
+class Needy(Odd):
+    """One that cannot be made without a size."""
+
+    def __init__(self, size: int, colour: str = "red") -> None:
+        super().__init__()
+
+
+gymnasium.register(id="test/Needy-v0", entry_point="odd_envs:Needy")

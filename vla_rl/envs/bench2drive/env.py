@@ -143,8 +143,8 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        servers: tuple[str, ...],
-        routes: tuple[str, ...],
+        servers: tuple[str, ...] = (),
+        routes: tuple[str, ...] = (),
         cameras: tuple[str, ...] = (FRONT,),
         image_size: int = 224,
         step_limit: int = NUM_WAYPOINTS * 400,
@@ -158,6 +158,12 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
             raise ValueError(
                 f"cameras are {list(cameras)}, expected {FRONT} and any of {', '.join(CAMERAS)}."
             )
+        # A text is a sequence of its letters.
+        if not servers or not routes or isinstance(servers, str) or isinstance(routes, str):
+            raise ValueError(
+                f"servers are {servers!r} and routes {routes!r}, expected lists of at least one: "
+                'servers=["127.0.0.1:5700"], routes=["1711"].'
+            )
         # a CARLA runs one route at a time, so each simulator process has a server of its own
         index = int(os.environ.get(PROCESS_INDEX_VARIABLE, "0"))
         if index >= len(servers):
@@ -165,8 +171,6 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
                 f"process {index} has no server: there are {len(servers)}, {list(servers)}; start "
                 f"more, or set num_envs to {len(servers)}."
             )
-        if not routes:
-            raise ValueError("there are no routes, expected at least one id.")
         self._server, self._routes = servers[index], tuple(routes)
         self._cameras = (FRONT, *(name for name in cameras if name != FRONT))
         self._size, self._step_limit = image_size, step_limit

@@ -37,6 +37,7 @@ from vla_rl.envs.driving.scores.motion import (
 )
 from vla_rl.envs.driving.scores.scene import PACIFICA
 from vla_rl.envs.driving.world import CONE, WALKER, Split, choose_scene, draw_world
+from vla_rl.envs.image_env import require_state
 from vla_rl.types import Info, Observation
 
 DECISION_STEPS: Final = 10
@@ -171,9 +172,11 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             )
         given = np.asarray(action, np.float64)
         if given.shape != self.action_space.shape or not np.isfinite(given).all():
+            is_shape_right = given.shape == self.action_space.shape
             raise ValueError(
-                f"the action has shape {given.shape}, expected {self.action_space.shape} finite "
-                "numbers; resample waypoints to 2 Hz over 4 s."
+                f"the action has {'NaN or infinity' if is_shape_right else f'the shape {given.shape}'}, "
+                f"expected {self.action_space.shape} finite numbers"
+                f"{'; resample waypoints to 2 Hz over 4 s' if self._action == 'waypoints' else ''}."
             )
         if self._action == "waypoints":
             self._follow(given)
@@ -237,7 +240,11 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Continue from a state that `get_state` returned, and return the observation there."""
+        """Continue from a state that `get_state` returned, and return the observation there.
+
+        Raises: ValueError for anything else.
+        """
+        require_state(state, self.get_state())
         self._build(state["number"])
         self._car = Car(*state["car"])
         self._traffic.along = np.array(state["along"], np.float64)

@@ -42,6 +42,7 @@ from vla_rl.envs.driving.world import (
     choose_scene,
     draw_world,
 )
+from vla_rl.envs.image_env import require_state
 from vla_rl.types import Info, Observation
 
 P = TypeVar("P", bound="PreparedScene")
@@ -161,7 +162,11 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Continue from a state that `get_state` returned, and return the observation there."""
+        """Continue from a state that `get_state` returned, and return the observation there.
+
+        Raises: ValueError for anything else.
+        """
+        require_state(state, self.get_state())
         self._number, self._is_over = state["number"], state["is_over"]
         self._rows = [list(row) for row in state["rows"]]
         self.np_random.bit_generator.state = json.loads(state["rng"])

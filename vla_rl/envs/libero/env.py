@@ -121,7 +121,7 @@ class LiberoEnv(ImageEnv[Scene]):
 
     def __init__(
         self,
-        suite: str,
+        suite: str = "",
         task_id: int = 0,
         assets: str | os.PathLike[str] | None = None,
         image_size: int = 224,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl.envs.image_env import require_state
 from vla_rl.envs.libero.assets import find_package_assets
 from vla_rl.envs.libero.env import LiberoEnv
 from vla_rl.envs.libero.scene import Scene, SceneKey, prepare_scene
@@ -67,8 +68,8 @@ class LiberoRequestEnv(LiberoEnv):
 
     def __init__(
         self,
-        request: str,
-        goals: Sequence[str],
+        request: str = "",
+        goals: Sequence[str] = (),
         forbidden: Sequence[str] = (),
         in_order: bool = False,
         suite: str = "libero_goal",
@@ -76,6 +77,11 @@ class LiberoRequestEnv(LiberoEnv):
         step_limit: int | None = None,
         **others: Any,
     ) -> None:
+        if not request or not goals:
+            raise ValueError(
+                "request or goals are missing, expected the words of a request and its predicates: "
+                'request="put the bowl on the plate", goals=["on akita_black_bowl_1 plate_1"].'
+            )
         super().__init__(suite, task_id, step_limit=step_limit or 600, **others)
         check_request(self.task, goals, forbidden)
         _check_predicates(self.scene, self.task, (*goals, *forbidden))
@@ -144,6 +150,7 @@ class LiberoRequestEnv(LiberoEnv):
 
     def set_state(self, state: dict[str, Any]) -> Observation:
         """Continue from a state of the same request. Raises: as `LiberoEnv`."""
+        require_state(state, ())
         came_true, missed = (
             [int(step) for step in state.get(name, ())] for name in ("came_true", "missed")
         )

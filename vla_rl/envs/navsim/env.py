@@ -63,7 +63,7 @@ class NavsimEnv(OneDecisionEnv[PreparedRecording]):
 
     def __init__(
         self,
-        folder: str,
+        folder: str = "",
         version: Version = "epdms_v2",
         reward: str = "total",
         success_score: float = 0.9,
@@ -76,6 +76,10 @@ class NavsimEnv(OneDecisionEnv[PreparedRecording]):
         if action == "along_route":
             raise ValueError(
                 "action is 'along_route', but NavSim gives no route, expected moves or profiles."
+            )
+        if not folder:
+            raise ValueError(
+                "folder is missing, expected the folder of scene files that export_scenes.py wrote."
             )
         self._files = list_recorded(Path(folder))
         self._cameras, self._size = check_cameras(tuple(cameras)), image_size
