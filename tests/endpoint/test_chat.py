@@ -249,13 +249,18 @@ async def test_stop_texts_are_asked_of_the_policy(
         ({"messages": []}, "messages", "messages is [], expected at least one message"),
         (
             {"messages": [{"role": "robot", "content": "x"}]},
-            "messages[0]",
-            "messages[0]: Invalid enum value 'robot'",
+            "messages[0].role",
+            "messages[0].role is 'robot', expected one of system, developer, user, assistant, tool",
         ),
         (
             {"messages": [*ASK, {"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[1]",
-            "messages[1]: Invalid value 'image_url' - at `$.content[0].type`",
+            "messages[1].content[0].type",
+            "messages[1].content[0].type is 'image_url', expected text",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"choice": []}}},
+            "structured_outputs.choice",
+            "structured_outputs.choice is [], expected at least one text",
         ),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0, expected at least 1"),
         ({"n": 200}, "n", "n is 200, expected 1 to 128"),

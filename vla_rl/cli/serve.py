@@ -74,7 +74,7 @@ class ServeConfig(DecodingConfig, frozen=True, kw_only=True):
 
     protocol: Literal["openpi", "openai"] = "openpi"
     """openpi: action chunks over a websocket. openai: chat, completions and responses of a language
-    model, with its images if it reads any; CHECKPOINT may then be smollm2, a GGUF file or a hub id."""
+    model, text alone; CHECKPOINT may then be smollm2, a GGUF file or a hub id."""
 
     server: ServerConfig = ServerConfig()
 

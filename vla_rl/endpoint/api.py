@@ -358,6 +358,8 @@ class StructuredOutputs(msgspec.Struct):
         if self.regex is not None:
             found.append(RegexFormat(pattern=self.regex))
         if self.choice is not None:
+            if not self.choice:
+                raise reject_value("structured_outputs.choice", [], "at least one text")
             found.append(ChoiceFormat(choices=tuple(self.choice)))
         if self.grammar is not None:
             found.append(GrammarFormat(lark=self.grammar))

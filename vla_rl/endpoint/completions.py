@@ -45,8 +45,12 @@ UNSUPPORTED: Final = {
 }
 
 
-class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    text: str
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
 
 
 class _CalledFunction(msgspec.Struct):
@@ -60,16 +64,21 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
+    role: str
+    content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
-    def message(self) -> Message:
-        """Return the message in the types of vla_rl."""
+    def message(self, param: str) -> Message:
+        """Return the message in the types of vla_rl. Raises: RequestError that begins with `param`."""
+        if self.role not in ROLES:
+            raise reject_value(f"{param}.role", self.role, f"one of {', '.join(ROLES)}")
         content = self.content
         if isinstance(content, list):
+            for number, part in enumerate(content):
+                if part.type != "text":
+                    raise reject_value(f"{param}.content[{number}].type", part.type, "text")
             content = "".join(part.text for part in content)
         return Message(
             # `developer` is OpenAI's newer name of the same role.
@@ -140,7 +149,12 @@ class ChatRequest:
             fields.stream_options.include_usage
         )
         self.asked = Asked(
-            prompts=(tuple(message.message() for message in fields.messages),),
+            prompts=(
+                tuple(
+                    message.message(f"messages[{number}]")
+                    for number, message in enumerate(fields.messages)
+                ),
+            ),
             model=fields.model,
             tools=() if fields.tool_choice == "none" else tools,
             options=_read_options(fields, tools),
