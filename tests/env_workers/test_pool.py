@@ -5,7 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from pool_episodes import (
     run_episode,
     run_row_by_row,
@@ -16,7 +18,7 @@ from pool_episodes import (
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ActorDied, EnvError
-from vla_rl.types import EpisodeSpec
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 Episode = Callable[..., EpisodeSpec]
 
@@ -89,6 +91,28 @@ async def test_an_episode_prefers_the_simulator_that_holds_its_environment(
                 used[name].add(env.process.pid)
         assert len(used["red"]) == len(used["blue"]) == 1
         assert used["red"] != used["blue"]
+
+
+async def test_a_step_after_the_end_of_an_episode_is_refused_until_it_is_begun_again(
+    runtime: Runtime,
+) -> None:
+    # gymnasium's own environments go on after their end, and an agent that overlooks it never returns
+    spec = EpisodeSpec(
+        episode_id=7, group_id=0, member=0, env=EnvSpec(id="Pendulum-v1"), task="up", seed=0, policy_seed=0,
+    )  # fmt: skip
+    still = np.zeros((200, 1), np.float32)
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool,
+        pool.lease(spec) as env,
+    ):
+        await env.reset()
+        assert (await env.step_chunk(still)).truncated
+        for step in (env.step_chunk(still), env.step(still[0])):
+            with pytest.raises(ResetNeeded, match=r"episode 7 is over \(truncated\)"):
+                await step
+        await env.reset()
+        assert not (await env.step(still[0]))[3]
 
 
 async def test_a_broken_environment_is_built_anew_in_the_same_process(

@@ -13,6 +13,7 @@ from tests.graph.test_failures import (
 from vla_rl.graph import (
     DROP,
     Executor,
+    NodeFailed,
     NodeOutput,
     NodeStatus,
     Pipeline,
@@ -222,6 +223,22 @@ async def test_a_stream_node_that_returns_none_is_told_about_drop(run_all: Any) 
         .build()
     )
     with pytest.raises(WrongOutput, match=r"'forgot' in update 0 returned None.*DROP"):
+        await run_all(graph)
+
+
+async def test_a_function_for_a_list_in_the_place_of_one_for_items_is_told_about_stream(
+    run_all: Any,
+) -> None:
+    async def total(items: list[int]) -> int:
+        return sum(items)
+
+    graph = (
+        Pipeline("p")
+        .add_node("source", numbers, writes="n", config={"count": 2})
+        .add_node("total", total, reads={"items": "n"}, writes="out", stream=True)
+        .build()
+    )
+    with pytest.raises(NodeFailed, match=r"items is one item of the stream; with stream=False"):
         await run_all(graph)
 
 

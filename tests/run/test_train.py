@@ -248,6 +248,21 @@ async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path:
         ((config, starts, policy), {"agent": "mine"}, "agent is of type str, expected a function"),
         (
             (config, starts, policy),
+            {"agent": lambda env: None},
+            r"agent <lambda>\(env\) cannot be called .* expected `async def agent\(env, policy\)`$",
+        ),
+        (
+            (config, starts, policy),
+            {"agent": dict},
+            "; give an object of the class$",
+        ),
+        (
+            (config, starts, policy),
+            {"customise": "mine"},
+            "customise is 'mine', expected a function that takes the pipeline",
+        ),
+        (
+            (config, starts, policy),
             {"customise": lambda _: None},
             "customise returned None, .* is a `return` missing",
         ),

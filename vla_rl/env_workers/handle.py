@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -145,7 +146,8 @@ class LeasedEnv(EnvHandle):
     """An environment handle bound to one episode. Implements `vla_rl.types.Env`.
 
     After the lease its methods raise `RuntimeError`, because the environment may be running another
-    episode by then.
+    episode by then. A step after the end of the episode raises `ResetNeeded`: most environments would go
+    on, and an agent that overlooks the end would never return.
     """
 
     def __init__(
@@ -153,6 +155,8 @@ class LeasedEnv(EnvHandle):
     ) -> None:
         super().__init__(remote, episode.env, description)
         self.episode = episode
+        self._end: str | None = None
+        """How the episode ended; None while it goes on."""
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -162,7 +166,40 @@ class LeasedEnv(EnvHandle):
         # has to be what they get, or members of one group would start differently.
         if seed is None and options is None:
             seed, options = self.episode.seed, self.episode.options
+        self._end = None
         return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        """Run one control step, as `EnvHandle.step`. Raises: ResetNeeded after the end of the episode."""
+        self._require_unfinished()
+        answer = await super().step(action)
+        self._note_end(answer[2], answer[3])
+        return answer
+
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
+        """Run a chunk, as `EnvHandle.step_chunk`. Raises: ResetNeeded after the end of the episode."""
+        self._require_unfinished()
+        outcome = await super().step_chunk(actions, frames_every=frames_every)
+        self._note_end(outcome.terminated, outcome.truncated)
+        return outcome
+
+    async def set_state(self, state: Any) -> Any:
+        """Continue from a state, as `EnvHandle.set_state`."""
+        self._end = None
+        return await super().set_state(state)
+
+    def _require_unfinished(self) -> None:
+        if self._end is not None:
+            raise gymnasium.error.ResetNeeded(
+                f"episode {self.episode.episode_id} is over ({self._end}); an agent ends when `terminated` or "
+                "`truncated` is True, and returns its Trajectory; reset() starts the episode again."
+            )
+
+    def _note_end(self, terminated: bool, truncated: bool) -> None:
+        if terminated or truncated:
+            self._end = "terminated" if terminated else "truncated"
 
     def end_lease(self) -> None:
         """End the lease."""

@@ -209,6 +209,16 @@ class UpdateRun:
 
     def _fail(self, node: NodeRun, error: BaseException) -> None:
         message = f"node {node.planned.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
+        planned = node.planned
+        # A function of the user that replaces one for single items is often written for the list.
+        if (
+            planned.item
+            and isinstance(error, (TypeError, AttributeError))
+            and not getattr(planned.func, "__module__", "").startswith("vla_rl.")
+        ):
+            message += (
+                f" ({planned.item} is one item of the stream; with stream=False it is the list)"
+            )
         if self.failure is not None:
             self.failure.add_note(f"also, {message}")
         elif isinstance(error, NodeFailed):

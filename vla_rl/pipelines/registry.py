@@ -144,6 +144,10 @@ def customise_pipeline(pipeline: Pipeline, customise: Callable[[Pipeline], Any])
 
     Raises: ConfigError if it returns something else.
     """
+    if not callable(customise):
+        raise ConfigError(
+            f"customise is {customise!r}, expected a function that takes the pipeline and returns it"
+        )
     changed = customise(pipeline)
     if not isinstance(changed, Pipeline):
         hint = "; is a `return` missing?" if changed is None else ""

@@ -5,6 +5,7 @@ model, agent or pipeline; the README shows each.
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
@@ -64,6 +65,24 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
             f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, "
             "policy)`; pass the function itself and do not call it"
         )
+    if agent is not None:
+        _require_two_arguments(agent)
+
+
+def _require_two_arguments(agent: Any) -> None:
+    """Raise ConfigError for an agent that cannot be called with an environment and a policy."""
+    try:
+        signature = inspect.signature(agent)
+    except (TypeError, ValueError):  # it cannot be inspected; its first call shows the error
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        hint = "; give an object of the class" if isinstance(agent, type) else ""
+        raise ConfigError(
+            f"the agent {getattr(agent, '__name__', agent)}{signature} cannot be called with an environment "
+            f"and a policy ({error}), expected `async def agent(env, policy)`{hint}"
+        ) from None
 
 
 def default_agent(config: LearningConfig) -> Agent:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from small_episodes import PAIR, SHARED, SILENT, as_greedy, make_group, shared, trajectory
 
 from vla_rl.algorithms import AdvantageConfig
@@ -301,6 +302,11 @@ async def test_remax_compares_with_the_greedy_member_and_learns_from_the_others(
             [[np.zeros(3), 0.0]],
             r"the reward of episode 0 \(none\) is .*, or 2 of them, one for each decision",
         ),
+        ({"rewards": [1.0, 2.0]}, "it is a dict, expected an array or a list of rewards"),
+        ("rewards", "it is a str, expected"),
+        ([None, None], "a reward is no number"),
+        (np.array([object(), 1.0]), "the reward of episode .* is <object object"),
+        (torch.ones(2, requires_grad=True), "it cannot be read as an array: .*detach"),
     ],
 )
 async def test_rewards_that_do_not_fit_are_blamed_on_the_node_that_made_them(
@@ -318,6 +324,12 @@ async def test_a_flat_list_of_rewards_is_one_for_each_episode() -> None:
         await estimate([PAIR], np.array([1.0, 2.0])),
     )
     assert [each.tolist() for each in listed.batch] == [each.tolist() for each in packed.batch]
+
+
+async def test_rewards_may_be_tensors_as_a_model_returns_them() -> None:
+    for rewards in (torch.tensor([1.0, 2.0]), [torch.tensor(1.0), torch.tensor(2.0)]):
+        (found,) = rewards_by_group([PAIR], rewards)  # type: ignore[arg-type]
+        assert [each.tolist() for each in found] == [[0.0, 1.0], [2.0]]
 
 
 async def test_an_agent_is_compared_with_itself_where_it_took_part() -> None:

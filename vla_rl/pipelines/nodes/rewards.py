@@ -31,6 +31,7 @@ from vla_rl.types import (
     split_by_agent,
 )
 from vla_rl.util.imports import choose, is_function_path, load_function
+from vla_rl.util.values import shorten_middle
 
 T = TypeVar("T")
 
@@ -189,11 +190,15 @@ def decision_rewards(trajectory: Trajectory, reward: Reward) -> DecisionRewards:
     A single number goes to the last decision of each agent. Raises: ValueError, naming the episode,
     unless the reward is one finite number or one for each decision.
     """
-    values, num = np.asarray(reward, np.float32), len(trajectory.steps)
+    num = len(trajectory.steps)
+    try:
+        values = np.asarray(reward, np.float32)
+    except (TypeError, ValueError, RuntimeError):  # a text, a dict, a tensor with gradients
+        values = np.full((), np.nan)
     if values.shape not in ((), (num,)) or not np.isfinite(values).all():
         raise ValueError(
             f"the reward of episode {trajectory.episode.episode_id} ({trajectory.episode.task}) "
-            f"is {reward}, expected a finite number, or {num} of them, one for each decision."
+            f"is {shorten_middle(reward)}, expected a finite number, or {num} of them, one for each decision."
         )
     if values.ndim == 1:
         return values
@@ -248,11 +253,19 @@ def rewards_by_group(
 
 
 def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
-    is_flat = isinstance(rewards, np.ndarray) or all(
-        isinstance(reward, (float, int, np.number)) for reward in rewards
-    )
-    if is_flat:
-        flat = np.asarray(rewards)
+    # torch's tensors are arrays too: rewards often come from a model
+    is_array = hasattr(rewards, "__array__")
+    if not is_array and (isinstance(rewards, str) or not isinstance(rewards, Sequence)):
+        raise WrongInput(
+            "rewards", f"it is a {type(rewards).__name__}, expected an array or a list of rewards"
+        )
+    if is_array or all(
+        isinstance(reward, (float, int)) or getattr(reward, "ndim", None) == 0 for reward in rewards
+    ):
+        try:
+            flat = np.asarray(rewards)
+        except (TypeError, ValueError, RuntimeError) as error:  # on a GPU, or with gradients
+            raise WrongInput("rewards", f"it cannot be read as an array: {error}") from None
         if flat.shape != (sum(sizes),):
             raise WrongInput(
                 "rewards",
@@ -260,7 +273,10 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
                 "for each episode",
             )
         return [list(of_group) for of_group in np.split(flat, np.cumsum(sizes)[:-1])]
-    found = [list(of_group) for of_group in rewards]
+    try:
+        found = [list(of_group) for of_group in rewards]
+    except TypeError as error:
+        raise WrongInput("rewards", f"a reward is no number: {error}") from None
     if [len(of_group) for of_group in found] != sizes:
         lengths = [len(of_group) for of_group in found]
         raise WrongInput(
