@@ -166,6 +166,13 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_draws_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = tmp_path / "graph.mmd"
+    assert run_locally(tmp_path / "runs", "--dry-run", "--draw", str(drawn)) == 0
+    assert drawn.read_text().startswith("flowchart")
+    assert "everything that the run would read was found" in capsys.readouterr().out
+
+
 def test_the_graph_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_locally(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg")) == 0
     assert (tmp_path / "graph.svg").exists() or "flowchart" in capsys.readouterr().out

@@ -184,6 +184,7 @@ def parse(config: type[Config], *arguments: str, launch: type[Launch] = Training
         (GrpoTextConfig, ["--run.chaos-every-s", "20"], "it is for runs with simulators only"),
         (GrpoTextConfig, ["--overlong.factor", "2"], "it is for other pipelines than 'grpo'"),
         (GrpoTextConfig, ["--num-validation", "0", "--num-tries", "2"], "num_validation is 0"),
+        (GrpoPromptsConfig, ["--num-validation", "0", "--num-tries", "2"], "num_validation is 0"),
         (GrpoPairConfig, ["--agents.updates-per-turn", "3"], "agents.turns is 'joint'"),
         (
             OffPolicyLiberoConfig,

@@ -179,6 +179,15 @@ def test_a_bad_row_is_named_before_anything_starts(
         check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
 
 
+@pytest.mark.parametrize(("rows", "held_out"), [(1, 0), (6, 1), (319, 63), (320, 64), (400, 64)])
+def test_a_small_file_holds_out_a_fifth_unless_the_number_is_set(
+    tmp_path: Path, rows: int, held_out: int
+) -> None:
+    prompts = write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}] * rows)
+    split = split_rows(GrpoPromptsConfig(prompts=prompts))
+    assert tuple(map(len, split)) == (rows - held_out, held_out)
+
+
 def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
     prompts = write(tmp_path / "rows.jsonl", ROWS)
     fields = {"prompt_field": "question"}

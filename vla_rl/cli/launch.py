@@ -157,13 +157,14 @@ async def launch(
         model = Team.of(model).showing(footprint.observation_images)
     # an earlier run has shown that its episodes are short enough
     _require_room(config, footprint.num_chunks if wanted.resume is None else 1)
+    if wanted.draw is not None:
+        print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
     if wanted.dry_run:
         await _plan_and_rehearse(
             config, wanted, starts, model, footprint, agent, evaluator, rehearsed_envs
         )
         return 0
     if wanted.draw is not None:
-        print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     await _check_machine(config, model)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None

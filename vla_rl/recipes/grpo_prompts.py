@@ -11,10 +11,10 @@ field, has an empty question, or does not fit the policy's context.
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -36,7 +36,6 @@ from vla_rl.types import (
     Message,
     NonNegativeInt,
     PositiveInt,
-    ReadIf,
     Sampling,
     derive_seed,
 )
@@ -51,8 +50,6 @@ ENV_ID = "text/question"
 
 class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a language policy on the rows of a file."""
-
-    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("num_tries",), "num_validation"),)
 
     run: RunConfig = RunConfig(name="grpo_prompts", updates=100, checkpoint_every=20)
     group_size: PositiveInt = 8
@@ -92,12 +89,17 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """System message at the start of each conversation, such as the format of an answer. Empty:
     none."""
 
-    num_validation: NonNegativeInt = 64
-    """Rows held out from training, for validation before the first update and after the last. 0:
-    none."""
+    num_validation: NonNegativeInt | None = None
+    """Rows held out from training, for validation before the first update and after the last. None: 64,
+    of fewer than 320 rows a fifth; 0: none."""
 
     num_tries: PositiveInt = 4
     """Episodes of each held-out row."""
+
+    def unused_options(self) -> Mapping[str, str]:
+        """Return options that nothing reads, as every configuration does."""
+        unread = {"num_tries": "num_validation is 0"} if self.num_validation == 0 else {}
+        return {**super().unused_options(), **unread}
 
     @property
     def max_reply(self) -> int:
@@ -113,15 +115,18 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
     rows = list(
         range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field))))
     )
-    if len(rows) <= config.num_validation:
+    num_held_out = config.num_validation
+    if num_held_out is None:
+        num_held_out = min(64, len(rows) // 5)
+    if len(rows) <= num_held_out:
         raise DataError(
-            f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of "
+            f"{config.prompts} has {len(rows)} rows and num_validation={num_held_out} of "
             "them are held out, which leaves none to train on; hold out fewer, or add rows"
         )
     # shuffled, because files are often sorted by difficulty or source, and sorted again so that a
     # table of rows reads as the file does
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
-    return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
+    return sorted(rows[num_held_out:]), sorted(rows[:num_held_out])
 
 
 def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
