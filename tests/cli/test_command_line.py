@@ -12,6 +12,7 @@ import pytest
 from vla_rl.cli import main
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command, read_config
 from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
@@ -36,6 +37,8 @@ class RunSettings(Config):
 
     rollout: RolloutSettings = RolloutSettings()
 
+    run: RunConfig = RunConfig()
+
 
 def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
@@ -43,6 +46,12 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
     assert read_config(path, RunSettings) == RunSettings(
         tasks=(1, 2), rollout=RolloutSettings(num_envs=2)
     )
+
+
+def test_a_file_may_begin_with_the_mark_that_editors_of_windows_write(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("updates = 3\n", encoding="utf-8-sig")
+    assert read_config(path, RunSettings).updates == 3
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
@@ -76,12 +85,16 @@ def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> 
             "[rollout]\nnum_env = 3",
             "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'",
         ),
-        ("zzz = 3", "known keys: rollout, tasks, updates"),
+        ("zzz = 3", "known keys: rollout, run, tasks, updates"),
         ("updates = 'three'", "RunSettings.updates is 'three', expected int"),
         ("rollout = 3", "got 3, expected a table of RolloutSettings"),
         (
             "[rollout]\nnum_envs = 0",
             "RolloutSettings.num_envs is 0, expected at least 1",
+        ),
+        (
+            "[run]\nname = 'a/b'",  # a table's own rule, which no type says
+            "RunConfig.name is 'a/b', expected letters, digits,",
         ),
         ("updates = ", "is not TOML"),
     ],

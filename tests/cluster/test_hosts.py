@@ -256,6 +256,12 @@ def test_a_host_is_read_with_its_keys_and_limits(folder: Path) -> None:
     )
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_of_windows_write(folder: Path) -> None:
+    path = written(folder, HOST)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(read_host_file(path)) == 1
+
+
 def test_gpus_are_listed_as_ranges_of_those_that_the_host_reports(folder: Path) -> None:
     gpus = tuple(Gpu(name="H200", memory_bytes=139 << 30, device=str(k)) for k in range(4))
     there = HostResources(num_cores=64, memory_bytes=64 << 30, gpus=gpus)

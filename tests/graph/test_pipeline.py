@@ -213,7 +213,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(folder: Path, text: str) -> Pipeline:
     path = folder / "pipeline.toml"
-    path.write_text(text)
+    # with the mark at the beginning that editors of Windows write
+    path.write_text(text, encoding="utf-8-sig")
     return Pipeline.from_toml(path)
 
 

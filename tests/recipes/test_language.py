@@ -301,6 +301,14 @@ def test_a_command_of_the_page_is_understood(name: str, rest: str) -> None:
         assert str(found) == value
 
 
+def test_without_a_policy_for_a_pair_the_command_that_makes_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"policy is 'pair_base', the default.*--out pair_base`"):
+        load_policies(GrpoPairConfig())
+
+
 def test_the_commands_for_a_pair_differ_in_who_learns_when(tmp_path: Path) -> None:
     shape = TinyConfig(
         hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300

@@ -64,6 +64,17 @@ def policy(demos: Path) -> Path:
     return out
 
 
+def test_without_a_policy_the_commands_that_make_one_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for config in (SrpoMetaworldConfig(), GrpoMetaworldConfig()):
+        with pytest.raises(
+            ConfigError, match=r"policy is 'base', the default.*sft_metaworld.*--out base`"
+        ):
+            config.load_starting_policy()
+
+
 def only_folder_in(folder: Path) -> Path:
     (found,) = folder.iterdir()
     return found

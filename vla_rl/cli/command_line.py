@@ -9,6 +9,7 @@ A configuration file is TOML or JSON; an unknown key in it is an error that name
 """
 
 import argparse
+import codecs
 import contextlib
 import dataclasses
 import difflib
@@ -311,7 +312,8 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
             f"{', '.join(decoders)}{nearest}"
         )
     try:
-        content = path.read_bytes()
+        # Windows' editors begin a file with a mark that is no part of TOML or JSON.
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(
             f"the configuration {shorten_middle(path)} cannot be read: {error.strerror}"
@@ -358,14 +360,12 @@ def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> Co
 
 def _find_refused_value(table: Any, config: type[Config], error: str) -> str | None:
     """Explain the value at the path in msgspec's error, which has the path alone."""
-    problem = None
     for name in re.findall(r"\.(\w+)", error.rpartition("`$")[2]):
-        problem = explain_refusal(config, name, table[name])
         nested = _nested_config(typing.get_type_hints(config)[name])
-        if nested is None:
-            break
+        if nested is None or not isinstance(table[name], dict):
+            return explain_refusal(config, name, table[name])
         table, config = table[name], nested
-    return problem
+    return None  # a table that its own rules refuse, with their words
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:

@@ -16,6 +16,7 @@
 Paths are relative to the file.
 """
 
+import codecs
 import difflib
 import re
 from pathlib import Path
@@ -146,7 +147,7 @@ def read_interfaces(path: Path) -> dict[str, str]:
 
 def _read(path: Path) -> HostFile:
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(
             f"the list of hosts {path} cannot be read: {error.strerror}; expected a TOML file with "

@@ -59,7 +59,8 @@ def read_tables(path: str | os.PathLike[str]) -> tuple[PipelineTable, list[Node]
     where = os.fspath(path)
     with open(path, "rb") as file:
         try:
-            document = tomllib.load(file)
+            # "utf-8-sig": Windows' editors begin a file with a mark that is no part of TOML
+            document = tomllib.loads(file.read().decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # not TOML, or bytes that are not text
             raise InvalidPipelineFile(f"{where} is not TOML in UTF-8: {error}") from error
     whole = _convert(document, PipelineTable, where)

@@ -14,6 +14,7 @@ share one set of weights, or each has its own, and the policies learn in every u
 policy.
 """
 
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,6 +23,7 @@ import vla_rl
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
+from vla_rl.errors import ConfigError
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 ENV_ID = "text/arithmetic_pair"
 AGENTS = ("solver", "checker")
+BASE = "pair_base"
 
 
 class AgentsConfig(Config, frozen=True, kw_only=True):
@@ -69,7 +72,7 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits(max_turns=16, max_reply=32)
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=128, max_reply=32)
 
-    policy: str = "pair_base"
+    policy: str = BASE
     """Folder (such as `sft_text --task arithmetic_pair` writes) or hub id of the checkpoint to
     start from."""
 
@@ -105,7 +108,15 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
 
 
 def load_policies(config: GrpoPairConfig) -> "Team":
-    """Load one policy for both agents, or one for each."""
+    """Load one policy for both agents, or one for each.
+
+    Raises: ConfigError if the default policy was not made yet; CheckpointError.
+    """
+    if config.policy == BASE and not os.path.exists(BASE):
+        raise ConfigError(
+            f"policy is {BASE!r}, the default, and there is no such folder; make it by `vla-rl sft_text "
+            f"--task arithmetic_pair --num-operators 1 --num-digits 1 --out {BASE}`, or name another"
+        )
     if config.agents.weights == "shared":
         return vla_rl.Team.of(language.load_language_model(config.policy))
     # loaded twice even from one folder: each of the two then learns weights of its own

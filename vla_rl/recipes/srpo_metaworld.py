@@ -5,15 +5,17 @@ metaworld_mt10` and `sft_metaworld` make a policy to start from. `grpo_metaworld
 settings.
 """
 
+import os
 import sys
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scenes import ImageSize, MetaworldQuality, MetaworldScene, StepLimit
 from vla_rl.evaluation.suites import METAWORLD, Benchmark
 from vla_rl.learner import LearnerConfig, OptimizerConfig
@@ -22,6 +24,11 @@ from vla_rl.recipes.held_out_starts import HeldOutStarts
 from vla_rl.recipes.suite_training import SuiteTrainingConfig, main
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from vla_rl.models.robot_policy import RobotPolicy
+
+BASE: Final = "base"
 
 
 class SrpoMetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
@@ -54,11 +61,22 @@ class SrpoMetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     quality: MetaworldQuality = "fast"
 
-    policy: str = "base"
+    policy: str = BASE
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. Default: the folder
     that `sft_metaworld` writes."""
 
     held_out: HeldOutStarts = HeldOutStarts(init_states="40-49,1000-1023", step_limit=200)
+
+    def load_starting_policy(self) -> "RobotPolicy":
+        """Load the policy to train. Raises: ConfigError, also if the default was not made yet; CheckpointError."""
+        if self.policy == BASE and not os.path.exists(BASE):
+            raise ConfigError(
+                f"policy is {BASE!r}, the default, and there is no such folder; make it by `vla-rl "
+                "record_demonstrations --suite metaworld_mt10 --task-ids 4 6 8 --num 24 --image-size 84 "
+                f"--quality fast --out demos` and `vla-rl sft_metaworld --demonstrations demos --out {BASE}`, "
+                "or name another"
+            )
+        return super().load_starting_policy()
 
     @property
     def scene(self) -> MetaworldScene:
