@@ -156,6 +156,31 @@ def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
         CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"colour": "red"}))
 
 
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("says_no", "is_success='no', expected True or False"),
+        ("share", "is_success=0.3, expected True or False"),
+        ("tasks", "is_success={'task': False}, expected True or False"),
+        ("numbered", r"the names \[5.*\], expected texts"),
+    ],
+)
+def test_an_info_that_would_be_misread_is_refused_in_steps_and_chunks(
+    answer: str, problem: str
+) -> None:
+    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": answer}))
+    env.reset(seed=0, options=None)
+    for run in (lambda: env.step(np.zeros(1)), lambda: env.step_chunk(np.zeros((1, 1)))):
+        with pytest.raises(EnvError, match=f"step returned an info with {problem}"):
+            run()
+
+
+def test_a_success_may_be_a_number_or_an_array_of_one() -> None:
+    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": "whole"}))
+    env.reset(seed=0, options=None)
+    assert env.step(np.zeros(1))[4]["is_success"] == 1.0
+
+
 def test_an_argument_that_is_missing_is_named_before_anything_is_made() -> None:
     named = r"could not be made: it needs the argument 'size'; give it in kwargs=\{'size': ...\}$"
     with pytest.raises(EnvError, match=named):

@@ -1,13 +1,17 @@
 """The MLP policy keeps what engines and learners rely on."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.shipped import FLOW_BASE_POLICY
 from vla_rl.types import Observation, Sampling
 
 SHAPE = MlpConfig(
@@ -119,3 +123,18 @@ def test_shapes_that_cannot_be_are_refused(change: dict[str, object], message: s
     }
     with pytest.raises(ConfigError, match=message):
         MlpConfig(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", ["mlp", "openvla_oft", "flow"])
+def test_an_observation_that_is_one_array_is_named_by_every_family(family: str) -> None:
+    policy: Any = {
+        "mlp": lambda: MlpPolicy.create(
+            MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2), seed=0
+        ),
+        "openvla_oft": lambda: OpenVlaOft.create(
+            tiny(image_size=28, cameras=("image",), proprio=None, action_dim=1), seed=0
+        ),
+        "flow": lambda: load_policy(str(FLOW_BASE_POLICY), CheckpointConfig(), "cpu"),
+    }[family]()
+    with pytest.raises(ValueError, match=r"the observation is float32 \[4\], expected a dict"):
+        policy.prepare([np.zeros(4, np.float32)])

@@ -27,6 +27,7 @@ from vla_rl.env_workers.spaces import (
     describe_space,
     describe_value,
     find_out_of_range,
+    find_wrong_entry,
     holds_only_plain,
     holds_tuple,
     observation_check,
@@ -352,6 +353,8 @@ class CheckedEnv:
             raise EnvError(
                 f"{self.spec.id}: {method} returned an info that cannot be sent: {error}."
             ) from None
+        if (problem := find_wrong_entry(plain)) is not None:
+            raise EnvError(f"{self.spec.id}: {method} returned an info with {problem}.")
         return plain
 
     def _broken(self, method: str, problem: str) -> EnvError:

@@ -60,6 +60,22 @@ def as_plain(value: Any, name: str) -> Any:
     )
 
 
+def find_wrong_entry(info: dict[Any, Any]) -> str | None:
+    """Return what is wrong with an info of plain values, or None."""
+    # A message has no other names at its top.
+    if any(not isinstance(name, str) for name in info):
+        return f"the names {excerpt(list(info))}, expected texts"
+    success = info.get("is_success")
+    if isinstance(success, np.ndarray) and success.size == 1:
+        success = success.item()
+    # The text "no", a share of 0.3 and robomimic's {"task": False} would all count as solved.
+    if success is None or (isinstance(success, (bool, int, float)) and success in (0, 1)):
+        return None
+    return (
+        f"is_success={excerpt(success)}, expected True or False; give another measure another name"
+    )
+
+
 def _plain_key(key: Any, name: str) -> str | int:
     if isinstance(key, str | int):
         return key

@@ -22,6 +22,7 @@ from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel, SampledTokens
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.errors import CheckpointError
+from vla_rl.models.observed_values import require_dicts
 from vla_rl.models.small_files import companion_files, save_folder
 from vla_rl.models.weight_files import read_weights
 from vla_rl.types import Config, Observation, PositiveInt, Sampling
@@ -226,6 +227,7 @@ class MlpPolicy(PolicyModel[Tensor]):
 
         Raises: ValueError for an observation without a `state` of that length.
         """
+        require_dicts(observations)
         states = [
             np.asarray(observation.get("state", ()), np.float32) for observation in observations
         ]

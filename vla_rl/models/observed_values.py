@@ -1,5 +1,6 @@
 """Values that policies read from an observation, refused with one error if they are of another kind."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,16 @@ OTHER_UNITS: Final = (
     "the statistics of this data (--statistics data)."
 )
 """Cause and remedy of numbers that are far outside of the statistics."""
+
+
+def require_dicts(observations: Iterable[Any]) -> None:
+    """Raise ValueError for an observation that is no dict, as of an environment that shows one array."""
+    for observation in observations:
+        if not isinstance(observation, Mapping):
+            raise ValueError(
+                f"the observation is {describe_array(observation)}, expected a dict of arrays and texts by name; "
+                "an environment that shows one array needs a Dict space, and an agent gives the policy all of it."
+            )
 
 
 def require_instruction(observation: Observation) -> str:

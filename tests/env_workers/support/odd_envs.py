@@ -32,6 +32,11 @@ class Odd(gymnasium.Env[np.ndarray, np.ndarray]):
             "old_api": (seen, 1.0, False, {}),
             "nothing": None,
             "no_reward": (seen, None, False, False, {}),
+            "says_no": (seen, 1.0, False, False, {"is_success": "no"}),
+            "share": (seen, 1.0, False, False, {"is_success": 0.3}),
+            "tasks": (seen, 1.0, False, False, {"is_success": {"task": False}}),
+            "whole": (seen, 1.0, False, False, {"is_success": np.array([1.0], np.float32)}),
+            "numbered": (seen, 1.0, False, False, {5: 1}),
         }[self._answer]
 
 

@@ -59,6 +59,7 @@ from vla_rl.models.flow.trained_parts import (
     merge_adapters,
 )
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
+from vla_rl.models.observed_values import require_dicts
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
@@ -214,6 +215,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         Raises: ValueError for observations that do not suit the policy, or if only some have `drawn`.
         """
+        require_dicts(observations)
         guidance, device = self.config.sampling.advantage_guidance, self._device
         inputs = prepare_inputs(self._processor, self._prefixes, observations, guidance, device)
         inputs = add_stored_steps(inputs, observations, device)

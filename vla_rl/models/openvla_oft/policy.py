@@ -31,6 +31,7 @@ from vla_rl.engines.sampling import (
     seeded_uniforms,
     tempered_log_probs,
 )
+from vla_rl.models.observed_values import require_dicts
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
@@ -179,6 +180,7 @@ class OpenVlaOft(OftPolicy):
         The members of a group that decides once, such as on a driving scene, share one observation:
         the network sees it once, whatever their number.
         """
+        require_dicts(observations)
         proprio = () if self.config.proprio is None else (self.config.proprio.key,)
         small = ("instruction", *proprio)
         # the state of a robot tells most observations apart, before any image is read

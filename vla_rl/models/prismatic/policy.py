@@ -27,6 +27,7 @@ from vla_rl.learner.plan import TensorPlan
 from vla_rl.models.blocks import CompiledBlock, compile_blocks, decoder_plan, recompute_in_backward
 from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.images.pipeline import training_pipeline
+from vla_rl.models.observed_values import require_dicts
 from vla_rl.models.prismatic.adapters import build_with_weights, merged_tensors
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -207,6 +208,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
         """Prepare one row for each observation, on the network's device."""
+        require_dicts(observations)
         return self._processor.prepare(observations, self._device)
 
     def augmented_preparation(
