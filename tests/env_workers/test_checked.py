@@ -106,11 +106,17 @@ def odd(answer: str) -> CheckedEnv:
             r"NoneType None, expected a tuple \(observation, reward, terminated, truncated, info\)",
         ),
         ("no_reward", "the reward NoneType None, expected a number"),
+        ("list", r"terminated list \[False\], expected a bool"),
     ],
 )
 def test_what_a_step_lacks_is_reported_for_a_chunk_too(answer: str, problem: str) -> None:
-    with pytest.raises(EnvError, match=f"^test/Odd-v0: step returned {problem}$"):
+    with pytest.raises(EnvError, match=f"test/Odd-v0: step returned {problem}$"):
         odd(answer).step_chunk(np.zeros((2, 1), np.float32))
+
+
+def test_an_end_of_an_array_of_one_is_taken_in_a_chunk() -> None:
+    outcome = odd("array").step_chunk(np.zeros((2, 1), np.float32))
+    assert (outcome.terminated, outcome.truncated, outcome.info["num_executed"]) == (True, False, 1)
 
 
 def test_an_environment_that_exits_is_an_error_with_its_frames() -> None:

@@ -30,6 +30,7 @@ from vla_rl.env_workers.spaces import (
     find_wrong_entry,
     holds_only_plain,
     holds_tuple,
+    is_truth,
     observation_check,
     restore_tuples,
 )
@@ -110,6 +111,11 @@ def _unpack_step(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float,
             raise EnvError(
                 f"{_get_name(env)}: step returned the reward {describe_value(reward)}, expected a number"
             ) from None
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not is_truth(value):
+            raise EnvError(
+                f"{_get_name(env)}: step returned {name} {describe_value(value)}, expected a bool"
+            )
     return observation, reward, terminated, truncated, info
 
 
@@ -160,8 +166,7 @@ class CheckedEnv:
 
     Each method raises `EnvError` for a fault of the environment.
 
-    Each observation is checked for kind, shape and dtype, the first one of an episode also for the
-    range of each number.
+    Observations are checked for kind, shape and dtype, the first of an episode also for its range.
     """
 
     def __init__(self, spec: EnvSpec) -> None:

@@ -66,10 +66,8 @@ def find_wrong_entry(info: dict[Any, Any]) -> str | None:
     if any(not isinstance(name, str) for name in info):
         return f"the names {excerpt(list(info))}, expected texts"
     success = info.get("is_success")
-    if isinstance(success, np.ndarray) and success.size == 1:
-        success = success.item()
     # The text "no", a share of 0.3 and robomimic's {"task": False} would all count as solved.
-    if success is None or (isinstance(success, (bool, int, float)) and success in (0, 1)):
+    if success is None or is_truth(success):
         return None
     return (
         f"is_success={excerpt(success)}, expected True or False; give another measure another name"
@@ -310,6 +308,19 @@ def find_out_of_range(
     if space.contains(value):
         return None
     return f"{name} is {describe_value(value)} with values outside {space}"
+
+
+def is_truth(value: Any) -> bool:
+    """Return whether a value is true or false: a bool, 0 or 1, or an array of one such number.
+
+    Any other value, such as the text "False" or a list of one bool, is taken for true by `if`.
+    """
+    if not isinstance(value, (int, float)):  # one number of NumPy or torch
+        try:
+            value = value.item()
+        except (AttributeError, ValueError, RuntimeError):
+            return False
+    return isinstance(value, (int, float)) and value in (0, 1)
 
 
 def describe_value(value: Any) -> str:

@@ -37,6 +37,8 @@ class Odd(gymnasium.Env[np.ndarray, np.ndarray]):
             "tasks": (seen, 1.0, False, False, {"is_success": {"task": False}}),
             "whole": (seen, 1.0, False, False, {"is_success": np.array([1.0], np.float32)}),
             "numbered": (seen, 1.0, False, False, {5: 1}),
+            "list": (seen, 1.0, [False], False, {}),
+            "array": (seen, 1.0, np.array([True]), 0, {"is_success": np.array([False])}),
         }[self._answer]
 
 
