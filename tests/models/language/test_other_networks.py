@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
 from vla_rl.models.language.tiny import write_tiny, write_tokenizer
+from vla_rl.types import Message
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -113,3 +114,34 @@ def test_a_folder_that_readers_would_take_differently_is_refused(
     change(folder)
     with pytest.raises(CheckpointError, match=message):
         CausalLanguageModel.load(folder)
+
+
+def chat(folder: Path, template: str) -> CausalLanguageModel:
+    write_tiny(folder, SMALL, ["one two"], seed=0)
+    (folder / "chat_template.jinja").write_text(template)
+    return CausalLanguageModel.load(folder)
+
+
+def test_a_template_that_leaves_out_what_a_user_says_is_refused(tmp_path: Path) -> None:
+    # one for contents in parts reads the letters of a text, which have no type
+    parts = "{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}: {parts}{{% endfor %}}"
+    with pytest.raises(CheckpointError, match="leaves out what a user says"):
+        chat(tmp_path, template)
+
+
+def test_a_system_message_that_the_template_leaves_out_begins_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = (
+        "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }};{% endfor %}"
+    )
+    policy = chat(tmp_path, template)
+    system, user = (
+        Message(role="system", content="one"),
+        Message(role="user", content="two"),
+    )
+    assert policy.render_text([system, user]) == "user: one\n\ntwo;"
+    assert policy.render_text([user]) == "user: two;"
+    (line,) = [each.getMessage() for each in caplog.records if "system" in each.getMessage()]
+    assert "leaves out system messages" in line

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.mujoco.loading import cache_folder
+from vla_rl.errors import EnvError
 
 Physics: TypeAlias = Literal["exact", "fast"]
 """exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses;
@@ -234,6 +235,10 @@ def call_compiled(function: Any, *arguments: Any) -> Any:
     The first process on a machine compiles for half a minute and keeps the code on disk. Those
     that start at the same time wait, and read that code instead of compiling it too.
     """
+    if not hasattr(function, "overloads"):
+        raise EnvError(
+            "NUMBA_DISABLE_JIT is set, expected numba to compile LIBERO's control steps; unset it."
+        )
     # Compiled or read in this process already.
     if function.overloads:
         return function(*arguments)

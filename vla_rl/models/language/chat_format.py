@@ -67,8 +67,8 @@ class ChatFormat:
         self._template = template
         if not (template or getattr(tokenizer, "chat_template", None)):
             raise CheckpointError(
-                "the tokenizer has no chat template, expected one; put chat_template.jinja beside "
-                "its files, or take a checkpoint that was trained to chat."
+                "the tokenizer has no chat template, expected one; put chat_template.jinja beside its files, or "
+                "take a checkpoint that was trained to chat."
             )
         self._tokenizer, self._stop_tokens = tokenizer, stop_tokens
 
@@ -82,9 +82,7 @@ class ChatFormat:
     def render_whole(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> np.ndarray:
-        """Render a conversation up to the end of its last message, int64 [P], for
-        demonstrations.
-        """
+        """Render a conversation up to the end of its last message, int64 [P], for demonstrations."""
         return self._tokens(self.render_text(messages, tools, add_generation_prompt=False))
 
     def tokenize(self, text: str) -> np.ndarray:
@@ -93,8 +91,7 @@ class ChatFormat:
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of a reply, int64 [T], without the token that ends it."""
-        # Special tokens stay in the text: some tokenizers hold the markers of tool calls as such,
-        # and the reply is parsed by them.
+        # Special tokens stay: some tokenizers hold the markers of tool calls as such, which `parse_reply` reads.
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return repair_unicode(text)
@@ -115,8 +112,7 @@ class ChatFormat:
                 )
         try:
             return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)
-        # A template that takes one tool call for each message (Llama 3's) ends the episode, not
-        # the run.
+        # A template that takes one tool call for each message (Llama 3's) ends the episode, not the run.
         except Exception as error:  # a template is a program, and not ours
             raise ConversationRejected(
                 f"the chat template rejects a conversation of {_roles(messages)}: {_words(error)}",
@@ -135,8 +131,9 @@ class ChatFormat:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
     ) -> str:
-        # A template that leaves them out does so in silence: the model would not know of the tools,
-        # nor see later what it had called.
+        if messages and messages[0].role == "system" and not self._shows_system:
+            messages = _put_before_next(messages)
+        # A template leaves them out in silence: the model would not know of the tools, nor what it had called.
         if any(message.tool_calls for message in messages) and not self._shows_calls:
             messages = [_write_out_calls(message) for message in messages]
         if tools and not self._shows_tools:
@@ -149,6 +146,27 @@ class ChatFormat:
             tokenize=False,
         )
         return repair_unicode(text)
+
+    @functools.cached_property
+    def _shows_system(self) -> bool:
+        """Whether the template writes a system message into a prompt."""
+        asked = Message(role="user", content="?")
+        try:
+            texts = {
+                self._tokenizer.apply_chat_template(
+                    [self._given(each) for each in (Message(role="system", content=words), asked)],
+                    chat_template=self._choose_template([]),
+                    tokenize=False,
+                )
+                for words in ("one", "two")
+            }
+        except Exception:  # a template is a program, and not ours; rendering reports what it raises
+            return True
+        if len(texts) == 1:
+            _log.warning(
+                "the chat template leaves out system messages; the next one begins with them"
+            )
+        return len(texts) > 1
 
     @functools.cached_property
     def _shows_tools(self) -> bool:
@@ -315,9 +333,7 @@ def _words(error: Exception) -> str:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates expect it: arguments are an object if they can be parsed
-    as one.
-    """
+    """Return a message as chat templates expect it: arguments are an object if they can be parsed so."""
     given: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         given["tool_calls"] = [
@@ -333,6 +349,13 @@ def _for_template(message: Message) -> dict[str, Any]:
     if message.name is not None:
         given["name"] = message.name
     return given
+
+
+def _put_before_next(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose second message begins with the words of the first; alone, that is a user's."""
+    first, rest = messages[0], list(messages[1:]) or [Message(role="user", content="")]
+    content = "\n\n".join(filter(None, (first.content, rest[0].content)))
+    return [msgspec.structs.replace(rest[0], content=content), *rest[1:]]
 
 
 def _describe_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:

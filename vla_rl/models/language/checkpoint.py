@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.language import gguf
+from vla_rl.models.language import gguf, network_checks
 from vla_rl.models.language.grid_images import GridReader
 from vla_rl.models.language.images import ImageReader
 from vla_rl.models.language.tile_images import TileReader
@@ -134,56 +134,12 @@ def read(
         ) from error
     require_loaded(report, source)
     require_finite(distinct_tensors(network), folder)
-    _require_one_head(network, source)
-    _require_plain_head(network, source)
+    network_checks.require_one_head(network, source)
+    network_checks.require_plain_head(network, source)
     _forget_default_end(network, files)
     # looked at here too, where the folder is known
     get_stop_tokens(network, getattr(tokenizer, "tokenizer", tokenizer), str(source))
     return network, tokenizer, files
-
-
-def _require_one_head(network: Any, source: str | Path) -> None:
-    """Raise CheckpointError if the configuration ties the output layer to the embedding, and the weights have
-    another one: vLLM and older versions of transformers take the embedding, transformers 5 the layer.
-    """
-    is_tied = getattr(network.config, "tie_word_embeddings", False)
-    head, table = network.get_output_embeddings().weight, network.get_input_embeddings().weight
-    if is_tied and head.data_ptr() != table.data_ptr():
-        raise CheckpointError(
-            f"{source}: config.json has tie_word_embeddings, but the weights hold another output layer than the "
-            "embedding, and readers differ in which one they take; set tie_word_embeddings to false to use the "
-            "layer, or remove lm_head.weight to use the embedding."
-        )
-
-
-def _require_plain_head(network: Any, source: str | Path) -> None:
-    """Raise CheckpointError if the network changes the logits of its output layer.
-
-    Engines and learners apply that layer themselves, a part of the positions at a time. Granite divides its
-    logits by a number, Cohere multiplies them, Gemma 2 bounds them: without it, another distribution would be
-    sampled and trained than the saved network has.
-    """
-    seen: list[Tensor] = []
-    hook = network.get_output_embeddings().register_forward_hook(
-        lambda _module, _inputs, output: seen.append(output)
-    )
-    try:
-        with torch.inference_mode():
-            tokens = torch.zeros(1, 2, dtype=torch.long)
-            logits = network(input_ids=tokens, use_cache=False).logits
-    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise CheckpointError(
-            f"{source}: a {type(network).__name__} cannot read two tokens here ({type(error).__name__}: "
-            f"{error}); take a checkpoint of another kind, or another version of transformers."
-        ) from error
-    finally:
-        hook.remove()
-    if not seen or not torch.allclose(logits.float(), seen[-1].float(), rtol=1e-3, atol=1e-5):
-        raise CheckpointError(
-            f"{source}: a {type(network).__name__} scales or bounds the logits of its output layer, which is "
-            "not computed here, so that another policy would be trained than the one that is saved; take a "
-            "checkpoint of another kind, such as Llama's or Qwen's."
-        )
 
 
 def _require_whole_weights(folder: Path) -> None:
@@ -294,39 +250,6 @@ def require_full_attention(network: Any) -> None:
             f"window of {window}, expected full attention in every layer; the engine's slots "
             "cannot hold other state."
         )
-
-
-def require_readable(policy: Any, source: str | Path) -> None:
-    """Raise CheckpointError if a policy cannot read tokens into the slots of an engine.
-
-    DeepSeek's attention has keys and values of two widths, Llama 4's trunk returns something else.
-    """
-    try:
-        policy.extend(policy.key_values(1), [0], [0], [[0, 0]])
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{source}: a {type(policy.network).__name__} cannot read a conversation here ({error}); expected "
-            "one whose layers keep keys and values of one width; take a checkpoint of another kind, such as "
-            "Llama's or Qwen's."
-        ) from error
-
-
-STRETCHED: Final = ("dynamic", "longrope")
-"""Kinds of rotary positions whose frequencies change once any row of a batch is longer than in training."""
-
-
-def get_context_size(config: Any) -> int:
-    """Return the most tokens of a conversation, by a text configuration.
-
-    With frequencies that change with the longest row of a batch, it is the length up to which they do not:
-    beyond it, a reply's probabilities would depend on the rows that are computed with it.
-    """
-    size = int(config.max_position_embeddings)
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or rope.get("rope_type") not in STRETCHED:
-        return size
-    own = getattr(config, "original_max_position_embeddings", None)
-    return min(size, int(rope.get("original_max_position_embeddings") or own or size))
 
 
 def distinct_tensors(network: Any) -> dict[str, Tensor]:

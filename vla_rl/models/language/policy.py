@@ -30,7 +30,7 @@ from vla_rl.learner.imitation import Demonstration
 from vla_rl.learner.plan import TensorPlan, no_tensor_plan_error
 from vla_rl.models.attention import use_given_masks
 from vla_rl.models.blocks import decoder_plan
-from vla_rl.models.language import checkpoint
+from vla_rl.models.language import checkpoint, network_checks
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.grammars import (
     mask_forbidden_tokens,
@@ -89,7 +89,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         Raises: CheckpointError naming what is missing or does not fit.
         """
         policy = cls(*checkpoint.read(source, dtype, with_images=cls.reads_images))
-        checkpoint.require_readable(policy, source)
+        network_checks.require_readable(policy, source)
         return policy
 
     def save(self, folder: Path) -> None:
@@ -117,7 +117,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     @property
     def context_size(self) -> int:
         """Most tokens of a conversation, by its configuration."""
-        return checkpoint.get_context_size(self._text_config)
+        return network_checks.get_context_size(self._text_config)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
