@@ -182,6 +182,14 @@ def test_bounds_are_percentiles_or_ends() -> None:
     assert percentiles.is_scaled == (True, True)
 
 
+def test_statistics_that_never_change_are_refused() -> None:
+    still = Range(q01=(0.0, 0.5, 0.0), q99=(0.0, 0.5, 1.0), mask=(True, True, False))
+    with pytest.raises(CheckpointError, match="constant in all 2 scaled numbers"):
+        get_action_bounds(Statistics(action=still), "bounds_q99", gripper="openvla", epsilon=0.0)
+    part = Range(q01=(0.0, -0.5, 0.0), q99=(0.0, 0.5, 1.0), mask=(True, True, False))
+    get_action_bounds(Statistics(action=part), "bounds_q99", gripper="openvla", epsilon=0.0)
+
+
 @pytest.mark.parametrize(
     "ends", [Range(q01=(1.0,)), Range(q01=(), q99=()), Range(q01=(1.0,), q99=(1.0, 2.0))]
 )

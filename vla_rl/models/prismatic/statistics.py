@@ -172,11 +172,17 @@ def get_action_bounds(
 ) -> ActionBounds:
     """Return the bounds of the action tokens.
 
-    Raises: CheckpointError if the requested statistics do not exist.
+    Raises: CheckpointError if the requested statistics do not exist, or are constant in all scaled numbers.
     """
     low, high = _get_range(statistics.action, normalization, "action")
     # Statistics without a mask scale every number, as in ALOHA's.
     mask = statistics.action.mask or (True,) * len(low)
+    ends = [pair for *pair, is_scaled in zip(low, high, mask, strict=False) if is_scaled]
+    if ends and all(first == last for first, last in ends):
+        raise CheckpointError(
+            f"the action statistics are constant in all {len(ends)} scaled numbers, expected a range in some: every "
+            "action would be the same; copy the statistics of the policy's training data."
+        )
     return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
 
 
