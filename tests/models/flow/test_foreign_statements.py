@@ -216,3 +216,13 @@ def test_data_in_other_units_are_refused(kind: Any, normalization: str, tmp_path
         CheckpointError, match=r"number 2 of the state .* data from 4.*--statistics"
     ):
         check_units("state", settings.state, degrees)
+
+
+@pytest.mark.parametrize("write", [pi_folders.write_lerobot, pi_folders.write_openpi])
+def test_a_flow_policy_without_weights_is_not_taken_for_another_family(
+    write: Callable[[Path, Any], Path], tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "policy", "pi0")
+    (folder / pi_folders.WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"needs its whole weights in model\.safetensors"):
+        load_policy(str(folder), CheckpointFormat(), "cpu")

@@ -34,6 +34,9 @@ EXTENSION_FILE: Final = "vla_rl.json"
 ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
 
 
+FLOW_FIELDS: Final = (b'"input_features"', b'"action_horizon"')
+"""Fields of LeRobot's and openpi's configurations; their folders are recognised by tensors, if there are any."""
+
 UNUSED_FIELDS: Final = frozenset({
     "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "max_position_embeddings",
     "pretraining_tp", "torch_dtype", "transformers_version", "use_cache",
@@ -131,6 +134,11 @@ def read_public_config(folder: Path) -> PublicConfig:
             "model.safetensors, whole or in shards."
         ) from error
     except ValueError as error:  # not text, not JSON, or JSON of another kind
+        if any(name in path.read_bytes() for name in FLOW_FIELDS):
+            raise CheckpointError(
+                f"{path} is that of a flow policy (LeRobot's or openpi's), which needs its whole weights in "
+                "model.safetensors; copy them, or merge an adapter into its base first (peft: merge_and_unload)."
+            ) from error
         raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
     _require_openvla(public, path)
     _require_plain_llama(public, msgspec.json.decode(path.read_bytes())["text_config"], path)
