@@ -215,6 +215,14 @@ def test_a_run_directory_that_cannot_be_written_is_found_before_it_is_made(tmp_p
     with pytest.raises(ConfigError, match=r"file/runs cannot be written \(.*file is not a folder"):
         require_writable(tmp_path / "file" / "runs")
     assert RunDirectory(tmp_path).is_there() is False
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # trying leaves nothing behind
+
+
+def test_a_run_directory_in_a_folder_that_stores_no_files_is_found_even_by_root() -> None:
+    from vla_rl.reporting.run_directory import require_writable
+
+    with pytest.raises(ConfigError, match=r"/proc/x cannot be written \(/proc"):
+        require_writable(Path("/proc/x"))
 
 
 def test_environments_that_are_equal_are_one_whatever_the_order_of_their_arguments() -> None:

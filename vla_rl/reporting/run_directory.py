@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +277,14 @@ def require_writable(folder: Path) -> None:
             "user may write to); choose "
             "another one."
         )
+    try:
+        # Permissions say nothing of a folder that stores no files (`/proc`) or takes no new ones.
+        # On Linux this file has no name, so nothing appears in the folder.
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        error.filename = above  # not the name that was drawn for the file
+        raise ConfigError(_not_writable(folder, error)) from error
 
 
 def require_digest(path: Path, data: bytes) -> None:
