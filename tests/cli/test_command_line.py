@@ -15,6 +15,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.types import Config, PositiveInt
 
@@ -120,6 +121,26 @@ def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFix
         parse_command(TrainingLaunch, RunSettings, "A run.", ["--updats", "3"])
     assert done.value.code == 2
     assert "--updates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("--run.save-every", "--run.checkpoint-every"),
+        ("--kl-coef", "--learner.loss.kl.coef"),
+        ("--learner.lr=3", "--learner.optimizer.lr"),
+        ("--num-episodes", "--simulators.num-envs"),
+    ],
+)
+def test_an_unknown_option_that_only_resembles_others_is_refused_with_them(
+    argument: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        parse_command(TrainingLaunch, SrpoToyConfig, "A run.", [argument, "3"])
+    assert done.value.code == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith(f"nearest to {argument.removesuffix('=3')}: ")
+    assert nearest in last_line
 
 
 def test_a_recipe_without_a_graph_has_no_option_to_draw_one(

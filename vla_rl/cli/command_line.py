@@ -33,6 +33,7 @@ from tyro.constructors import ConstructorRegistry
 from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.cli.option_rules import (
     follow,
+    print_nearest_options,
     refuse_missing_options,
     refuse_repeated_lists,
     refuse_unused_options,
@@ -149,9 +150,14 @@ def parse_command(
     parse = functools.partial(tyro.cli, command_type, prog=program_name())
     if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
         _show_help(parse, arguments, default, description)
-    refuse_values_of_flags(arguments, _options_of(command_type, lambda hint: hint is bool))
-    refuse_repeated_lists(arguments, _options_of(command_type, _is_list))
-    parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
+    options = _options_in(command_type)
+    refuse_values_of_flags(arguments, {name for name, hint in options.items() if hint is bool})
+    refuse_repeated_lists(arguments, {name for name, hint in options.items() if _is_list(hint)})
+    try:
+        parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
+    except SystemExit:
+        print_nearest_options(arguments, options.keys())
+        raise
     _require_run_to_resume(parsed.launch)
     # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
     # file's own encoder unread; a resumed run keeps what its configuration says.
@@ -182,17 +188,17 @@ def _show_help(
     print_help(show, default, set_values, description, wants_all=HELP_ALL in arguments)
 
 
-def _options_of(kind: Any, is_wanted: Callable[[Any], bool], prefix: str = "") -> set[str]:
-    """Return the options, without their dashes, of a class's fields whose types are wanted."""
-    options = set[str]()
+def _options_in(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the types of the options of a class's fields, by their names without dashes."""
+    options: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
-        inner = "" if kind.__name__ == _COMMAND else f"{prefix}{name.replace('_', '-')}."
-        if is_wanted(hint):
-            options.add(f"{prefix}{name.replace('_', '-')}")
-        elif isinstance(hint, type) and (
-            issubclass(hint, Config) or dataclasses.is_dataclass(hint)
-        ):
-            options |= _options_of(hint, is_wanted, inner)
+        if typing.get_origin(hint) is ClassVar:
+            continue
+        option = f"{prefix}{name.replace('_', '-')}"
+        if isinstance(hint, type) and (issubclass(hint, Config) or dataclasses.is_dataclass(hint)):
+            options |= _options_in(hint, "" if kind.__name__ == _COMMAND else f"{option}.")
+        else:
+            options[option] = hint
     return options
 
 

@@ -9,9 +9,11 @@ each configuration has a table of its own, `Config.READ_IF`, and pipelines name 
 Options that users of other trainers look for, and that do not exist, are refused by name.
 """
 
+import difflib
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -299,10 +301,7 @@ def refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> 
     for argument, following in itertools.pairwise([*arguments, "--"]):
         name, equals, _ = argument.replace("_", "-").partition("=")
         option = name.removeprefix("--")
-        # the parser puts "no-" before the last part: --real-time.no-continues-plan
-        group, dot, leaf = option.rpartition(".")
-        plain = f"{group}{dot}{leaf.removeprefix('no-')}"
-        negated = f"{group}{dot}no-{leaf.removeprefix('no-')}"
+        plain, negated = _both_forms(option)
         if not name.startswith("--") or not {option, plain} & set(flags):
             continue
         if equals or not following.startswith("-"):
@@ -311,6 +310,14 @@ def refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> 
                 f"{shorten_middle(argument.partition('=')[2] if equals else following)!r}; expected "
                 f"--{plain} alone to turn it on, or --{negated} to turn it off"
             )
+
+
+def _both_forms(option: str) -> tuple[str, str]:
+    """Return the names that turn a flag on and off."""
+    # the parser puts "no-" before the last part: --real-time.no-continues-plan
+    group, dot, leaf = option.rpartition(".")
+    plain = leaf.removeprefix("no-")
+    return f"{group}{dot}{plain}", f"{group}{dot}no-{plain}"
 
 
 def refuse_repeated_lists(arguments: Sequence[str], lists: Collection[str]) -> None:
@@ -322,3 +329,41 @@ def refuse_repeated_lists(arguments: Sequence[str], lists: Collection[str]) -> N
                 f"{name} is given {given.count(name)} times, expected once, with all its values after it: "
                 f"{name} A B"
             )
+
+
+LEAST_LIKENESS: Final = 0.6
+"""Likeness, 0 to 1, from which an option is named for an unknown one."""
+
+
+def print_nearest_options(arguments: Sequence[str], options: Set[str]) -> None:
+    """Print the options that resemble each unknown one.
+
+    The parser names only those that are nearly the same or hold the unknown one's letters.
+    """
+    for argument in arguments:
+        name = argument.replace("_", "-").partition("=")[0].removeprefix("--")
+        if not argument.startswith("--") or not options.isdisjoint(_both_forms(name)):
+            continue
+        if near := nearest_options(name, options):
+            names = ", ".join(f"--{option}" for option in near)
+            print(f"nearest to --{shorten_middle(name)}: {names}", file=sys.stderr)
+
+
+def nearest_options(name: str, options: Collection[str]) -> list[str]:
+    """Return up to three options that resemble `name`, the nearest first.
+
+    They resemble it in all or in their last part, letter by letter or because they have its words.
+    """
+
+    def likenesses(option: str) -> tuple[float, ...]:
+        leaf, leaf_of_option = (dotted.rpartition(".")[2] for dotted in (name, option))
+        words, words_of_option = (set(re.split("[-.]", dotted)) for dotted in (name, option))
+        return (
+            difflib.SequenceMatcher(a=name, b=option).ratio(),
+            difflib.SequenceMatcher(a=leaf, b=leaf_of_option).ratio(),
+            len(words & words_of_option) / len(words),
+        )
+
+    scores = {option: likenesses(option) for option in options}
+    near = [option for option, each in scores.items() if max(each) >= LEAST_LIKENESS]
+    return sorted(near, key=lambda option: (-sum(scores[option]), option))[:3]
