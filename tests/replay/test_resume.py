@@ -56,13 +56,16 @@ def test_a_restored_buffer_samples_the_same_rows_to_the_byte(tmp_path: Path) -> 
         assert buffer.state().stored == state.stored
 
 
-def test_newer_segments_are_removed_and_their_episodes_can_be_stored_again(tmp_path: Path) -> None:
+def test_newer_segments_are_removed_with_a_line_and_their_episodes_can_be_stored_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with ReplayBuffer(tmp_path, LAYOUT) as buffer:
         buffer.append([make_episode_rows(0)])
         state = buffer.state()
         buffer.append([make_episode_rows(1)])
     with ReplayBuffer(tmp_path, LAYOUT) as buffer:
         buffer.restore(state)
+        assert "1 segments of rows are newer than the checkpoint" in caplog.text
         assert (sampled_episodes(buffer), names(tmp_path)) == ({0}, ["segment-00000000.rows"])
         assert buffer.append([make_episode_rows(0), make_episode_rows(1)]) == [1]
 

@@ -254,8 +254,12 @@ class ReplayBuffer:
             if newer and self.config.newer == "take_over":
                 self._load(self._files.load_paths(newer))
             elif newer:
-                logger.info(
-                    "%s: %d segments newer than the checkpoint are removed", self.folder, len(newer)
+                # also after somebody deleted the checkpoints: then it is every row that was collected
+                logger.warning(
+                    "%s: %d segments of rows are newer than the checkpoint and are removed; newer = 'take_over' "
+                    "(--replay.newer take_over) keeps such rows.",
+                    self.folder,
+                    len(newer),
                 )
                 for path in newer:
                     path.unlink()
