@@ -27,6 +27,7 @@ from vla_rl.recipes.grpo_planner import GrpoPlannerConfig
 from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.off_policy_libero import OffPolicyLiberoConfig
+from vla_rl.recipes.off_policy_toy import OffPolicyToyConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.sft_text import SftTextConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -111,6 +112,15 @@ def test_the_planner_s_learning_rate_follows_the_planner() -> None:
     assert rate() == rate("--planner-policy", "new") == 1e-4
     assert rate("--planner-policy", "smollm2") == 1.5e-5
     assert rate("--planner-policy", "smollm2", "--planner-optimizer.lr", "3e-5") == 3e-5
+
+
+def test_dsrl_learns_the_noise_unless_the_user_chose_another_kind() -> None:
+    def kind(*arguments: str) -> str:
+        return parse_options(OffPolicyToyConfig, *arguments).steering.kind
+
+    assert kind() == kind("--off-policy.algorithm", "sac") == "residual"
+    assert kind("--off-policy.algorithm", "dsrl") == "noise"
+    assert kind("--off-policy.algorithm", "dsrl", "--steering.kind", "tokens") == "tokens"
 
 
 def test_a_new_language_model_has_room_for_the_conversations_of_its_task() -> None:

@@ -119,6 +119,13 @@ def _planner_rate(options: Options) -> float:
     return float(options["planner_optimizer.lr"]) if own else 1.5e-5
 
 
+def _steering(options: Options) -> str:
+    """Return what dsrl learns, the noise of a frozen policy, instead of a kind that it cannot learn."""
+    return (
+        "noise" if options.get("off_policy.algorithm") == "dsrl" else str(options["steering.kind"])
+    )
+
+
 CAPACITY: Final = (
     "group_size",
     "scheduler.groups_per_update",
@@ -152,6 +159,7 @@ FOLLOWING: Final = (
         partial(_decay, "critic"),
     ),
     Follows("learner.ranks", ("learner.tensor_parallel",), _ranks),
+    Follows("steering.kind", ("off_policy.algorithm",), _steering, is_number=False),
     Follows("planner_optimizer.lr", ("planner_policy",), _planner_rate, is_number=False),
     *(
         Follows(f"shape.{name}", ("task",), partial(_for_plans, name, size), is_number=False)

@@ -112,7 +112,8 @@ def make_steering(config: SteeringConfig, base: FrozenBase[Any, Any, Any]) -> St
     if config.kind == "noise":
         if not isinstance(base, FlowBase):
             raise ConfigError(
-                f"kind is 'noise', but a {name} starts from no noise; take a flow policy"
+                f"kind is 'noise', but a {name} starts from no noise; take a flow policy, or the kind tokens for "
+                "a policy that has distributions of tokens"
             )
         return NoiseSteering(base)
     if not isinstance(base, TokenBase):
