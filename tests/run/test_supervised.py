@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.datasets import RecordedEpisode
+from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.recipes.sft_flow import SftFlowConfig
+from vla_rl.run.fine_tuning import read_demonstrations
 from vla_rl.run.supervised import train_supervised
 from vla_rl.run.trial import TrialConfig, plan_trial, require_env, run_trial
 
@@ -176,3 +178,30 @@ async def test_the_share_of_the_policy_stands_beside_that_of_the_data(
     said = capsys.readouterr().out
     assert f"the policy solves {round(share * 6)} of 6 episodes ({share:.0%}" in said
     assert "of the demonstrations 3 of 4 do (75%)" in said
+
+
+def test_demonstrations_that_failed_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(*solved: bool) -> str:
+        folder = tmp_path / "".join("ny"[each] for each in solved)
+        writer = LeRobotWriter(folder, fps=10)
+        for number, is_success in enumerate(solved):
+            writer.add_episode(
+                RecordedEpisode(
+                    name=f"episode {number}",
+                    instruction="reach",
+                    actions=np.full((2, 7), -1.0, np.float32),
+                    vectors={"state": np.zeros((2, 2), np.float32)},
+                    frames={},
+                    is_success=is_success,
+                )
+            )
+        caplog.clear()
+        assert len(read_demonstrations(SftFlowConfig(demonstrations=str(folder)))) == len(solved)
+        return caplog.text
+
+    assert "1 of the 2 demonstrations did not solve their task, such as episode 1" in read(
+        True, False
+    )
+    assert read(True, True) == ""

@@ -5,6 +5,7 @@ after the last update: the error on training data ─► whatever the recipe doe
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not 
     from vla_rl.learner.imitation import PolicyImitator
     from vla_rl.learner.imitation_backend import Preparation
     from vla_rl.types import Observation
+
+_log = logging.getLogger(__name__)
 
 LOSS_LINES: Final = 500
 """Updates from one line of the loss to the next."""
@@ -77,11 +80,26 @@ class TrainingBatches:
 
 
 def read_demonstrations(options: DataOptions) -> list[RecordedEpisode]:
-    """Open the data set. Raises: ConfigError if it cannot be read."""
+    """Open the data set; print a line if some of its episodes failed.
+
+    Raises: ConfigError if it cannot be read.
+    """
     try:
-        return open_dataset(Path(options.demonstrations), options.data)
+        episodes = open_dataset(Path(options.demonstrations), options.data)
     except DataError as error:
         raise ConfigError(str(error)) from error
+    failed = [episode.name for episode in episodes if episode.is_success is False]
+    if failed:
+        # Recordings of a policy (`--run.record-to`) hold its failures too.
+        _log.warning(
+            "%d of the %d demonstrations did not solve their task, such as %s, and are imitated like the others; "
+            "copy the successes into a data set of their own (LeRobotWriter), or learn from both kinds with "
+            "recap_flow --collected.",
+            len(failed),
+            len(episodes),
+            failed[0],
+        )
+    return episodes
 
 
 def list_save_folders(options: FineTuningOptions) -> list[Path]:
