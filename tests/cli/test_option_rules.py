@@ -114,6 +114,43 @@ def test_the_planner_s_learning_rate_follows_the_planner() -> None:
     assert rate("--planner-policy", "smollm2", "--planner-optimizer.lr", "3e-5") == 3e-5
 
 
+def test_a_loss_that_the_command_line_chooses_has_its_own_defaults(tmp_path: Path) -> None:
+    """GSPO's clip range is 1,000 times narrower than that of the recipe's PPO, and SAPO has none."""
+
+    def loss(*arguments: str) -> tuple[str, dict[str, Any]]:
+        chosen: Any = parse_options(SrpoToyConfig, *arguments).learner.loss
+        return chosen.name, chosen.chosen
+
+    ppo = {"clip_low": 0.2, "clip_high": 0.28}
+    assert loss() == loss("--learner.loss.name", "ppo") == ("ppo", ppo)
+    assert loss("--learner.loss.name", "gspo") == ("gspo", {})
+    assert loss("--learner.loss.name=sapo") == ("sapo", {})
+    assert loss("--learner.loss.name", "my_rl:mine") == ("my_rl:mine", {})
+    own = ("--learner.loss.name", "cispo", "--learner.loss.clip-high", "3.0")
+    assert loss(*own) == ("cispo", {"clip_high": 3.0})
+    # of a file, what belongs to its own loss alone
+    file = tmp_path / "run.toml"
+    file.write_text('[learner.loss]\nname = "sapo"\ntemperature_positive = 2.0\nkl.coef = 0.1\n')
+    arguments = ("--config", str(file), "--learner.loss.name", "cpgd")
+    assert loss(*arguments) == ("cpgd", {})
+    kept: Any = parse_options(SrpoToyConfig, *arguments).learner.loss
+    assert kept.kl.coef == 0.1
+    file.write_text("[learner.loss]\nclip_low = 0.1\n")
+    assert loss("--config", str(file), "--learner.loss.name", "cispo") == (
+        "cispo",
+        {"clip_low": 0.1},
+    )
+
+
+def test_an_advantage_that_the_command_line_chooses_has_its_own_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[advantage]\nname = "gae"\nlam = 0.9\n')
+    found: Any = parse_options(
+        SrpoToyConfig, "--config", str(file), "--advantage.name", "rloo"
+    ).advantage
+    assert (found.name, found.chosen) == ("rloo", {})
+
+
 def test_dsrl_learns_the_noise_unless_the_user_chose_another_kind() -> None:
     def kind(*arguments: str) -> str:
         return parse_options(OffPolicyToyConfig, *arguments).steering.kind

@@ -389,10 +389,10 @@ def test_the_command_line_overrides_the_file_which_overrides_the_pipeline(tmp_pa
 
 
 def test_numbers_of_one_loss_are_not_taken_over_by_another() -> None:
-    base = {"learner": {"loss": {"name": "sapo", "temperature_positive": 2.0}, "epochs": 3}}
-    on_top = merge_tables(base, pipeline_settings("gspo"))
+    loss = {"name": "sapo", "temperature_positive": 2.0, "kl": {"coef": 0.1}}
+    on_top = merge_tables({"learner": {"loss": loss, "epochs": 3}}, pipeline_settings("gspo"))
     assert on_top["learner"] == {
-        "loss": {"name": "gspo"},
+        "loss": {"name": "gspo", "kl": {"coef": 0.1}},
         "epochs": 3,
         "aggregation": "seq_mean_token_mean",
     }

@@ -38,6 +38,7 @@ from vla_rl.cli.option_rules import (
     refuse_repeated_lists,
     refuse_unused_options,
     refuse_values_of_flags,
+    rename_tables,
 )
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
@@ -251,13 +252,9 @@ def _defaults(
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
-    values = merge_tables(
-        msgspec.to_builtins(recipe),
-        pipeline_settings(name),
-        recipe.task_settings(name),
-        in_file,
-        chosen,
-    )
+    settings = (pipeline_settings(name), recipe.task_settings(name))
+    unset = rename_tables(merge_tables(msgspec.to_builtins(recipe), *settings), arguments)
+    values = merge_tables(unset, rename_tables(in_file, arguments), chosen)
     # what a run recorded may be a default of that run
     followed = follow(values, {} if is_resume else in_file, arguments)
     return convert(merge_tables(values, followed), config_type, where)

@@ -19,10 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from vla_rl.algorithms.advantages.config import ADVANTAGE_PARAMETERS
+from vla_rl.algorithms.losses.config import PARAMETERS
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.pipelines.registry import unused_by_pipeline
+from vla_rl.pipelines.registry import merge_tables, unused_by_pipeline
 from vla_rl.types import Config
+from vla_rl.util.imports import is_function_path
 from vla_rl.util.values import shorten_middle
 
 Options = dict[str, Any]
@@ -126,6 +129,11 @@ def _steering(options: Options) -> str:
     )
 
 
+_KNOWN_NAMES: Final[Mapping[str, Collection[str]]] = {
+    "loss": PARAMETERS, "advantage": ADVANTAGE_PARAMETERS,
+}  # fmt: skip
+"""Names that a table may have, by its own name. An unknown one is refused where it is parsed."""
+
 CAPACITY: Final = (
     "group_size",
     "scheduler.groups_per_update",
@@ -192,6 +200,24 @@ def follow(
             continue
         options[option] = changed[option] = value(options)
     return _nested(changed)
+
+
+def rename_tables(table: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """Return nested values without the parameters of a loss or an advantage that the command line replaces.
+
+    A table of another name gets the name of the command line; one without a name stays as it is.
+    """
+    options = _flat(table)
+
+    def is_name(option: str, value: Any) -> bool:
+        known = _KNOWN_NAMES.get(option.removesuffix(".name").rpartition(".")[2])
+        return known is not None and (value in known or is_function_path(str(value)))
+
+    on_line = _set_on_line(arguments).items()
+    names = {
+        option: name for option, name in on_line if option in options and is_name(option, name)
+    }
+    return merge_tables(table, _nested(names))
 
 
 def _is_number(value: Any) -> bool:

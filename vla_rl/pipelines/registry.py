@@ -6,12 +6,13 @@ as `"module:function"`; its module may define both too.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from vla_rl.algorithms.losses.config import PolicyLossSettings
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline, TaskGraph, load_pipeline
 from vla_rl.learner import CriticConfig
@@ -49,8 +50,10 @@ OF_BUFFERS: Final = ("off_policy", "replay")
 OF_GRADIENTS: Final = ("learner", "advantage", "kl_in_reward")
 """Options of pipelines that learn by policy gradient, which the others do not read."""
 
-NAMED_TABLES: Final = ("loss", "advantage")
-"""Tables of the configuration whose other fields depend on their `name`."""
+NAMED_TABLES: Final[Mapping[str, Collection[str]]] = MappingProxyType(
+    {"loss": PolicyLossSettings.__struct_fields__, "advantage": ("name",)}
+)
+"""Tables of the configuration whose other fields depend on their `name`, and the fields that do not."""
 
 
 def make_pipeline(parts: Parts) -> Pipeline:
@@ -111,8 +114,8 @@ def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
 def merge_tables(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Merge nested tables; later ones override earlier ones.
 
-    A loss or an advantage of another name replaces the whole earlier table, because the other
-    fields belonged to the old name.
+    A loss or an advantage of another name replaces the earlier one's parameters, because they belonged to
+    the old name; what every loss has, such as its KL penalty, stays.
     """
     result: dict[str, Any] = {}
     for table in tables:
@@ -122,7 +125,9 @@ def merge_tables(*tables: Mapping[str, Any]) -> dict[str, Any]:
                 renamed = key in NAMED_TABLES and value.get("name", below.get("name")) != below.get(
                     "name"
                 )
-                result[key] = merge_tables(value) if renamed else merge_tables(below, value)
+                kept = NAMED_TABLES[key] if renamed else below
+                common = {field: below[field] for field in kept if field in below}
+                result[key] = merge_tables(common, value)
             else:
                 result[key] = merge_tables(value) if isinstance(value, Mapping) else value
     return result
