@@ -59,6 +59,12 @@ def test_cpgd_drift_pulls_back_with_the_ratio_minus_one_but_never_harder_than_tw
     )
 
 
+@pytest.mark.parametrize("name", ["cpgd", "gmpo", "ppo"])
+def test_a_token_without_an_advantage_is_not_counted_as_clipped(name: str) -> None:
+    _, diagnostics = loss_of(name)(batch_of((2.0, 0.5), (0.0, 0.0)))
+    assert diagnostics.metrics()["clip_fraction"] == 0.0
+
+
 def test_gmpo_clips_each_ratio_before_the_geometric_mean() -> None:
     # A > 0: log-ratios min(log 2, 0.4) = 0.4 and min(log 0.5, 0.4) = log 0.5
     losses, diagnostics = loss_of("gmpo")(batch_of((2.0, 0.5), (1.0, 1.0)))

@@ -181,7 +181,8 @@ def gmpo(batch: TokenBatch, config: GmpoLossConfig) -> LossResult:
     log_ratio = token_log_ratio(batch)
     advantage = batch.masked_advantage
     bounded = _bound(log_ratio, advantage, config)
-    clipped = (bounded != log_ratio).detach()
+    # as in cpgd: without an advantage a bound changes nothing
+    clipped = (bounded != log_ratio).detach() & (advantage != 0.0)
     # value of the mean, gradient of the own token: rows of one sequence may be in different
     # micro-batches, and only so do their gradients add up to that of the whole sequence
     in_token_form = sequence_mean(batch, bounded) + bounded - bounded.detach()
