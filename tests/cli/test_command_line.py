@@ -111,6 +111,30 @@ def test_a_wrong_file_is_refused_with_the_file_and_the_key(
     assert "run.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[advantage]\nname = "rlo"',
+            "AdvantageConfig.name 'rlo' is unknown; did you mean 'rloo'?",
+        ),
+        ('[learner.loss]\nname = "sapo"\nclip_low = 0.1', "policy loss 'sapo' has no clip_low"),
+        (
+            "[learner.optimizer]\nwarmup_steps = 9\ndecay_steps = 5",
+            "expected more than warmup_steps = 9",
+        ),
+    ],
+)
+def test_values_of_a_table_that_do_not_fit_each_other_are_refused_with_the_reason(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path, SrpoToyConfig)
+    assert message in str(caught.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
         read_config(tmp_path / "none.toml", RunSettings)

@@ -131,6 +131,7 @@ def test_a_loss_that_the_command_line_chooses_has_its_own_defaults(tmp_path: Pat
     # of a file, what belongs to its own loss alone
     file = tmp_path / "run.toml"
     file.write_text('[learner.loss]\nname = "sapo"\ntemperature_positive = 2.0\nkl.coef = 0.1\n')
+    assert loss("--config", str(file)) == ("sapo", {"temperature_positive": 2.0})
     arguments = ("--config", str(file), "--learner.loss.name", "cpgd")
     assert loss(*arguments) == ("cpgd", {})
     kept: Any = parse_options(SrpoToyConfig, *arguments).learner.loss

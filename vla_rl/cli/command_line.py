@@ -32,13 +32,14 @@ from tyro.constructors import ConstructorRegistry
 
 from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.cli.option_rules import (
+    drop_parameters,
     follow,
+    list_names,
     print_nearest_options,
     refuse_missing_options,
     refuse_repeated_lists,
     refuse_unused_options,
     refuse_values_of_flags,
-    rename_tables,
 )
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
@@ -253,8 +254,8 @@ def _defaults(
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
     settings = (pipeline_settings(name), recipe.task_settings(name))
-    unset = rename_tables(merge_tables(msgspec.to_builtins(recipe), *settings), arguments)
-    values = merge_tables(unset, rename_tables(in_file, arguments), chosen)
+    unset = drop_parameters(merge_tables(msgspec.to_builtins(recipe), *settings), arguments)
+    values = merge_tables(unset, drop_parameters(in_file, arguments), chosen)
     # what a run recorded may be a default of that run
     followed = follow(values, {} if is_resume else in_file, arguments)
     return convert(merge_tables(values, followed), config_type, where)
@@ -264,8 +265,12 @@ def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
     """Return the values that options have if neither a file nor the command line gives them."""
     values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
     if isinstance(given, LearningConfig):
+        # parameters of another loss than the given one have no values here
         return merge_tables(
-            values, pipeline_settings(given.pipeline), given.task_settings(given.pipeline)
+            values,
+            pipeline_settings(given.pipeline),
+            given.task_settings(given.pipeline),
+            list_names(msgspec.to_builtins(given)),
         )
     return values
 
@@ -367,8 +372,9 @@ def _find_refused_value(table: Any, config: type[Config], error: str) -> str | N
         nested = _nested_config(typing.get_type_hints(config)[name])
         if nested is None or not isinstance(table[name], dict):
             return explain_refusal(config, name, table[name])
+        # the values of a table that do not fit each other: its class says why, in msgspec's error
         table, config = table[name], nested
-    return None  # a table that its own rules refuse, with their words
+    return None
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:

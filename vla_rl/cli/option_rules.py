@@ -19,13 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from vla_rl.algorithms.advantages.config import ADVANTAGE_PARAMETERS
-from vla_rl.algorithms.losses.config import PARAMETERS
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.pipelines.registry import merge_tables, unused_by_pipeline
+from vla_rl.pipelines.registry import NAMED_TABLES, unused_by_pipeline
 from vla_rl.types import Config
-from vla_rl.util.imports import is_function_path
 from vla_rl.util.values import shorten_middle
 
 Options = dict[str, Any]
@@ -129,11 +126,6 @@ def _steering(options: Options) -> str:
     )
 
 
-_KNOWN_NAMES: Final[Mapping[str, Collection[str]]] = {
-    "loss": PARAMETERS, "advantage": ADVANTAGE_PARAMETERS,
-}  # fmt: skip
-"""Names that a table may have, by its own name. An unknown one is refused where it is parsed."""
-
 CAPACITY: Final = (
     "group_size",
     "scheduler.groups_per_update",
@@ -202,22 +194,39 @@ def follow(
     return _nested(changed)
 
 
-def rename_tables(table: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+def drop_parameters(
+    table: Mapping[str, Any], arguments: Sequence[str], path: str = ""
+) -> dict[str, Any]:
     """Return nested values without the parameters of a loss or an advantage that the command line replaces.
 
-    A table of another name gets the name of the command line; one without a name stays as it is.
+    The name stays, and so does a table without one: the parser sets the new name, and the values have to
+    fit each other until then.
     """
-    options = _flat(table)
+    names = _set_on_line(arguments)
+    kept: dict[str, Any] = {}
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            kept[key] = value
+            continue
+        inside = drop_parameters(value, arguments, f"{path}{key}.")
+        name = names.get(f"{path}{key}.name")
+        if key in NAMED_TABLES and name is not None and value.get("name", name) != name:
+            inside = {field: inside[field] for field in NAMED_TABLES[key] if field in inside}
+        kept[key] = inside
+    return kept
 
-    def is_name(option: str, value: Any) -> bool:
-        known = _KNOWN_NAMES.get(option.removesuffix(".name").rpartition(".")[2])
-        return known is not None and (value in known or is_function_path(str(value)))
 
-    on_line = _set_on_line(arguments).items()
-    names = {
-        option: name for option, name in on_line if option in options and is_name(option, name)
-    }
-    return merge_tables(table, _nested(names))
+def list_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of the losses and advantages in nested values, nested alike."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            continue
+        is_named = key in NAMED_TABLES and "name" in value
+        inside = {"name": value["name"]} if is_named else list_names(value)
+        if inside:
+            found[key] = inside
+    return found
 
 
 def _is_number(value: Any) -> bool:
