@@ -28,6 +28,7 @@ from toy_runs import (
 
 import vla_rl
 from vla_rl.actors import LastingForkServers
+from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import read_config
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
@@ -397,6 +398,13 @@ def test_a_setting_is_refused_only_if_nothing_reads_it(
     with pytest.raises(ConfigError, match=message):
         refuse_unused_settings(config, graph, has_critic=False, makes_videos=False)
     refuse_unused_settings(config, graph, has_critic=True, makes_videos=True)
+
+
+@pytest.mark.parametrize("name", ["gae", "marft_gae"])
+def test_an_advantage_that_needs_a_critic_is_refused_without_one(name: str, tmp_path: Path) -> None:
+    config = msgspec.structs.replace(small_run(tmp_path), advantage=AdvantageConfig(name=name))
+    with pytest.raises(ConfigError, match=rf"'{name}', which uses a critic's values, .* use ppo"):
+        TrainingRun(config, training_starts(config), new_policy(config))
 
 
 def parts_of(team: Team, root: Path) -> TrainingParts:

@@ -17,6 +17,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline, TaskGraph, load_pipeline
 from vla_rl.learner import CriticConfig
 from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.pipelines.nodes.advantages import GroupAdvantage
 from vla_rl.pipelines.parts import Parts
 from vla_rl.util.imports import choose, is_function_path, load_function
 
@@ -164,7 +165,7 @@ def customise_pipeline(pipeline: Pipeline, customise: Callable[[Pipeline], Any])
 def refuse_unused_settings(
     config: LearningConfig, graph: TaskGraph, *, has_critic: bool, makes_videos: bool
 ) -> None:
-    """Raise ConfigError for a setting that nothing in the run would read.
+    """Raise ConfigError for a setting that nothing in the run would read, or an advantage that lacks a critic.
 
     Args:
         config: the run's configuration.
@@ -186,6 +187,13 @@ def refuse_unused_settings(
         raise ConfigError(
             f"run.videos_every is {every}, but pipeline {config.pipeline!r} makes no videos; leave "
             "it unset, or use nft, embodied_srpo, embodied_grpo or embodied_ppo"
+        )
+    # noticed only after the first episodes otherwise; another node than this may have values of its own
+    compares_groups = any(isinstance(node.func, GroupAdvantage) for node in graph.nodes.values())
+    if compares_groups and config.advantage.needs_values:
+        raise ConfigError(
+            f"advantage.name is {config.advantage.name!r}, which uses a critic's values, but pipeline "
+            f"{config.pipeline!r} has no critic; use ppo or embodied_ppo, or another advantage, such as rloo"
         )
     changed = [] if has_critic else _changed_critic(config)
     if changed:
