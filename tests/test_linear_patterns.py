@@ -43,6 +43,7 @@ OURS: Final = {
     "cluster/layout.py": "a host file's line",
     "cluster/host_file.py": "names in a host file, and an error of msgspec",
     "cli/why.py": "what a run of ours answers",
+    "cli/arguments.py": "the words of an option",
     "cli/option_rules.py": "a reason of an option that is not read",
     "cli/command_line.py": "the path in an error of msgspec",
     "datasets/hdf5.py": "names of files",

@@ -30,17 +30,14 @@ import msgspec
 import tyro
 from tyro.constructors import ConstructorRegistry
 
-from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.cli.option_rules import (
-    drop_parameters,
-    follow,
-    list_names,
+from vla_rl.cli.arguments import (
     print_nearest_options,
     refuse_missing_options,
     refuse_repeated_lists,
-    refuse_unused_options,
     refuse_values_of_flags,
 )
+from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
+from vla_rl.cli.option_rules import drop_parameters, follow, list_names, refuse_unused_options
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import merge_tables, pipeline_settings
