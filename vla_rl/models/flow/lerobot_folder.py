@@ -180,11 +180,9 @@ def _step_name(step: Mapping[str, Any], path: Path) -> str:
 
     Raises: CheckpointError for a step that LeRobot would run and that is not known here.
     """
-    if "registry_name" in step:
-        name = get_text(step, "registry_name", str(path), error=CheckpointError)
-    else:
-        # a class of the user's own, which is not run here
-        name = str(step.get("class"))
+    # without a registered name, it is a class of the user's own, which is not run here
+    field = "registry_name" if "registry_name" in step else "class"
+    name = get_text(step, field, str(path), error=CheckpointError)
     if name not in STEPS:
         raise CheckpointError(
             f"{path} has a step {excerpt(name)}, which is not computed here, expected steps out of "
