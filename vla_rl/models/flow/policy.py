@@ -230,7 +230,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         sampled = self._sample(batch, samplings)
         if batch.origins is None or sampled.chunk is None:
             return sampled
-        rows = sampled.chunk.unflatten(1, (-1, self.config.action_dim))
+        rows = sampled.chunk.reshape(len(sampled.chunk), -1, self.config.action_dim)
         return replace(sampled, chunk=(rows + batch.origins[:, None]).flatten(1))
 
     def _sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
