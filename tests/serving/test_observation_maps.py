@@ -153,7 +153,7 @@ def test_a_map_may_name_a_camera_that_the_policy_does_not_look_at_and_says_so_if
     None
 ):
     mapped = reader("libero", "top=imge", entries=ARM)
-    assert ("top", "imge") in mapped.list_unread()
+    assert ("top", "imge") in mapped.list_unused()
     assert list(mapped.read(LIBERO | {"top": IMAGE})) == list(ARM)
     sent = {"top" if name == "observation/image" else name: each for name, each in LIBERO.items()}
     with pytest.raises(BadObservation) as raised:

@@ -142,7 +142,7 @@ async def serve_policy(command: Command[Launch, ServeConfig]) -> int:
     for name, entry in reader.describe().items():
         print(f"  {name}: {entry}", flush=True)
     # A pair may name a camera that this policy does not look at, so that a client may send it.
-    for source, target in reader.list_unread():
+    for source, target in reader.list_unused():
         if f"{source}={target}" in config.map:
             print(
                 f"  {source} is left out: the policy reads no {target!r} (--map {source}={target})",

@@ -98,8 +98,8 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return options that nothing reads, as every configuration does."""
-        unread = {"num_tries": "num_validation is 0"} if self.num_validation == 0 else {}
-        return {**super().unused_options(), **unread}
+        unused = {"num_tries": "num_validation is 0"} if self.num_validation == 0 else {}
+        return {**super().unused_options(), **unused}
 
     @property
     def max_reply(self) -> int:

@@ -148,7 +148,7 @@ class ObservationReader:
             for name, entry in self._entries.items()
         }
 
-    def list_unread(self) -> list[tuple[str, str]]:
+    def list_unused(self) -> list[tuple[str, str]]:
         """Return the pairs of the map whose entry the policy does not read."""
         return [pair for pair in self._targets.items() if pair[1] not in self._entries]
 
@@ -161,7 +161,7 @@ class ObservationReader:
         Raises: BadObservation naming every entry that is missing, unknown or of another kind.
         """
         unknown: list[str] = []
-        unread: list[str] = []
+        unused: list[str] = []
         given: dict[str, list[tuple[str, Any]]] = {}
         # In the map's order: a client that sorts its names sends the gripper before the joints.
         order = {source: number for number, source in enumerate(self._targets)}
@@ -174,7 +174,7 @@ class ObservationReader:
             elif target in self._entries:
                 given.setdefault(target, []).append((source, value))
             else:  # a camera of the robot that this policy does not look at, or a slip in the map
-                unread.append(
+                unused.append(
                     f"{source!r} is {target!r} in the map, which the policy does not read"
                 )
         problems: list[str] = []
@@ -196,7 +196,7 @@ class ObservationReader:
             except BadObservation as error:
                 problems.append(str(error))
         if problems:
-            raise BadObservation("; ".join([*problems, *unread]))
+            raise BadObservation("; ".join([*problems, *unused]))
         return observation
 
     def _sources(self, name: str) -> list[str]:

@@ -143,8 +143,8 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        servers: tuple[str, ...] = (),
-        routes: tuple[str, ...] = (),
+        servers: Sequence[str] = (),
+        routes: Sequence[str] = (),
         cameras: tuple[str, ...] = (FRONT,),
         image_size: int = 224,
         step_limit: int = NUM_WAYPOINTS * 400,
