@@ -254,7 +254,7 @@ async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path:
         ),
         (
             (config, starts, policy),
-            {"agent": dict},
+            {"agent": type("Mine", (), {})},
             "; give an object of the class$",
         ),
         (
