@@ -129,6 +129,26 @@ def test_a_resumed_run_has_the_very_numbers() -> None:
     assert torch.equal(decide(policy.copy()), decide(policy))
 
 
+@pytest.mark.parametrize("part", ["all", "expert"])
+def test_a_further_run_trains_what_the_run_before_trained(part: Any, tmp_path: Path) -> None:
+    policy = tiny_policy()
+    choose_trained_part(policy, "expert")
+    policy = policy.adapted(LORA, seed=3)
+    policy.save(tmp_path / "saved")
+    again = FlowPolicy.load(tmp_path / "saved")
+    choose_trained_part(again, part)
+    assert not any(".base_layer." in name for name in list_trained(again))
+    if part == "expert":
+        assert list_trained(again) == list_trained(policy)
+        assert again.has_frozen_prefix
+    # new adapters go on the layers that had some
+    assert list_trained(again.adapted(LORA, seed=4)) >= list_trained(policy)
+
+
+def list_trained(policy: FlowPolicy) -> set[str]:
+    return {name for name, each in policy.network.named_parameters() if each.requires_grad}
+
+
 def test_adapters_of_adapters_are_merged_first() -> None:
     policy = adapted()
     move_adapters(policy)

@@ -70,8 +70,12 @@ def choose_trained(
         flow: Any = network
         prefix = set(flow.prefix_parameters())
     if lora is None:
+        # a run goes on with the adapters that the policy came with, and not with the weights below them
+        keeps_adapters = freezes_prefix and has_adapters(network)
         for name, parameter in network.named_parameters():
-            parameter.requires_grad_(is_chosen(name) and parameter not in prefix)
+            is_trained = is_chosen(name) and parameter not in prefix
+            was_trained = parameter.requires_grad or not keeps_adapters
+            parameter.requires_grad_(is_trained and was_trained)
         return
     targets = [
         name
@@ -117,8 +121,10 @@ def merge_adapters(network: nn.Module) -> None:
             continue
         wrapped: Any = module
         base: nn.Linear = wrapped.base_layer
+        is_trained = any(each.requires_grad for each in wrapped.parameters())
         with torch.no_grad():
             base.weight.copy_(adapter.merged(base.weight))
+        base.weight.requires_grad_(is_trained)
         owner, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(owner), leaf, base)
     # peft's note on the network, by which it would take new adapters for a second set
