@@ -116,9 +116,8 @@ def _planner_rate(options: Options) -> float:
 
 def _steering(options: Options) -> str:
     """Return what dsrl learns, the noise of a frozen policy, instead of a kind that it cannot learn."""
-    return (
-        "noise" if options.get("off_policy.algorithm") == "dsrl" else str(options["steering.kind"])
-    )
+    kind: str = options["steering.kind"]
+    return "noise" if options.get("off_policy.algorithm") == "dsrl" else kind
 
 
 CAPACITY: Final = (

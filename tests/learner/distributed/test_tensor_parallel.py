@@ -104,7 +104,11 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
 
 def qwen3_moe() -> Any:
     shape = transformers.Qwen3MoeConfig(
-        **conversations.QWEN3, intermediate_size=64, moe_intermediate_size=16, num_experts=4
+        **conversations.QWEN3,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
     )
     return conversations.with_random_weights(transformers.Qwen3MoeForCausalLM, shape)
 

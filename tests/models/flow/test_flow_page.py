@@ -59,7 +59,7 @@ def test_every_command_names_a_recipe_and_options_that_exist() -> None:
 def test_every_option_of_the_table_is_taken() -> None:
     (table,) = re.findall(r"## Options\n(.*?)\n## ", PAGE, re.DOTALL)
     options = re.findall(r"^\| `(--.*?)` \|", table, re.MULTILINE)
-    assert len(options) == 8
+    assert len(options) == 9
     for option in options:
         found = parse_command(EvalLaunch, EvalLiberoConfig, "", ["my_policy", *shlex.split(option)])
         assert found.config.checkpoint == "my_policy"

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.policy_model import SampledTokens
 from vla_rl.models.flow.config import FlowPolicyConfig
 from vla_rl.models.flow.network import FlowInputs, FlowProcessor
 from vla_rl.models.flow.real_time import weigh_plan
@@ -115,6 +117,14 @@ def add_origins(
         return inputs
     scaled = processor.normalise_actions(np.stack([origins, np.zeros_like(origins)]))
     return replace(inputs, origins=to_device(torch.from_numpy(scaled[0] - scaled[1]), device))
+
+
+def add_to_chunk(sampled: SampledTokens, origins: Tensor | None) -> SampledTokens:
+    """Add what actions are offsets from, float32 [N, D], to each row of the chunks, if they are offsets."""
+    if origins is None or sampled.chunk is None:
+        return sampled
+    rows = sampled.chunk.reshape(len(origins), -1, origins.shape[1])
+    return replace(sampled, chunk=(rows + origins[:, None]).flatten(1))
 
 
 def add_plans(

@@ -7,12 +7,13 @@ Times lean towards noise, as in openpi: there the observation decides most.
 
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from vla_rl.engines.device_lane import to_device
-from vla_rl.models.flow.network import Prefix
+from vla_rl.models.flow.network import FlowInputs, Prefix
 
 ALPHA: Final = 1.5
 """First parameter of the Beta distribution of times; the second is 1."""
@@ -33,6 +34,41 @@ class Noised(NamedTuple):
     x: Tensor
     time: Tensor
     target: Tensor
+
+
+def imitation_errors(
+    network: Any,
+    prefix: Prefix,
+    inputs: FlowInputs,
+    numbers: Tensor,
+    action_dim: int,
+    num_draws: int,
+) -> Tensor:
+    """Return the squared errors of the velocity towards whole chunks, float32 [N, H * D].
+
+    Args:
+        network: a `FlowNetwork`.
+        prefix: what it has read of the N observations.
+        inputs: with noise and times, if they are not to be drawn.
+        numbers: float32 [N, H * D], the chunks.
+        action_dim: D.
+        num_draws: as in `draw_noised`.
+
+    Raises: ValueError for chunks of other lengths.
+    """
+    chunk = pad_chunks(numbers, action_dim, (network.horizon, network.action_dim))
+    noised = draw_noised(chunk, num_draws, inputs.noise, inputs.time)
+    return weigh_padding(velocity_errors(network, prefix, noised), action_dim).flatten(1)
+
+
+def require_rows(actions: np.ndarray, horizon: int, action_dim: int) -> None:
+    """Raise ValueError unless actions are [B, h, action_dim] with h up to the horizon."""
+    rows, width = actions.shape[1:] if actions.ndim == 3 else (0, 0)
+    if not 1 <= rows <= horizon or width != action_dim:
+        raise ValueError(
+            f"actions are {list(actions.shape)}, expected [B, {horizon}, {action_dim}]: whole chunks for "
+            "imitation, or their first rows."
+        )
 
 
 def pad_chunks(numbers: Tensor, action_dim: int, shape: tuple[int, int]) -> Tensor:

@@ -36,15 +36,11 @@ from vla_rl.models.flow.decision_inputs import (
     add_origins,
     add_plans,
     add_stored_steps,
+    add_to_chunk,
     check_stored_step,
     make_example,
 )
-from vla_rl.models.flow.imitation import (
-    draw_noised,
-    pad_chunks,
-    velocity_errors,
-    weigh_padding,
-)
+from vla_rl.models.flow.imitation import imitation_errors, require_rows
 from vla_rl.models.flow.inputs import prepare_inputs
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
@@ -52,11 +48,11 @@ from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen
 from vla_rl.models.flow.real_time import continue_plans
 from vla_rl.models.flow.sampler import Chain, Draws, run_chain, scale_noise
 from vla_rl.models.flow.trained_parts import (
-    AdaptedLayout,
     adapt_trained_layers,
     choose_trained,
     has_adapters,
     merge_adapters,
+    without_adapters,
 )
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.observed_values import require_dicts
@@ -128,8 +124,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     @property
     def feature_size(self) -> int:
         """Width of `features`."""
-        size: int = self._network.feature_size
-        return size
+        return int(self._network.feature_size)
 
     @property
     def has_frozen_prefix(self) -> bool:
@@ -137,10 +132,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return is_frozen(self._network.prefix_parameters())
 
     def keep_prefixes(self, max_bytes: int) -> None:
-        """Keep the prefixes of observations that are scored or criticised, up to a number of bytes.
-
-        They are read again by passes of the same observations, until `drop_prefixes`. Nothing is kept if
-        the prefix is trained.
+        """Keep the prefixes of observations that are scored or criticised, up to a number of bytes, for passes of
+        the same observations until `drop_prefixes`. Nothing is kept if the prefix is trained.
         """
         self._prefixes.max_bytes = max_bytes if self.has_frozen_prefix else 0
 
@@ -151,9 +144,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def drop_prefixes(self) -> int:
         """Free the prefixes that are kept; return how many bytes they took."""
-        num_bytes = self._prefixes.num_bytes
-        self._prefixes.clear()
-        return num_bytes
+        return self._prefixes.clear()
 
     def train_expert(self) -> None:
         """Let gradients reach the expert for actions alone; the prefix is frozen."""
@@ -161,7 +152,6 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def adapted(self, lora: LoraConfig, seed: int) -> "FlowPolicy":
         """Return a policy on the same network with new adapters on what is trained; at first it acts as before.
-
         Adapters that it has are merged first, in a copy.
 
         Raises: ConfigError if nothing is trained, or layers are chosen by name.
@@ -173,8 +163,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """Return a copy with its adapters merged into the weights, for software without adapters."""
         merged = self.copy()
         merge_adapters(merged.network)
-        layout = merged.layout
-        return merged.with_layout(layout.inner) if isinstance(layout, AdaptedLayout) else merged
+        return merged.with_layout(without_adapters(merged.layout))
 
     def copy(self) -> "FlowPolicy":
         """Return the same policy with its own copy of the weights."""
@@ -191,8 +180,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def with_layout(self, layout: FlowLayout) -> "FlowPolicy":
         """Return the same policy, on the same weights, with a folder of another layout."""
-        sampling, executed = self.config.sampling, self.config.chunk_size
-        return FlowPolicy(self._network, self._processor, layout, sampling, executed)
+        return self._with(self._network, self.config.sampling, layout)
 
     def describe(self) -> str:
         """Describe in one line how it acts."""
@@ -204,10 +192,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return make_example(self.config, self._processor.image_size, self._chunk_shape, seed)
 
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
-        """Check what a decision has drawn, before it is scored.
-
-        Raises: ValueError for what is missing or impossible.
-        """
+        """Check what a decision has drawn, before it is scored. Raises: ValueError naming what is wrong."""
         check_stored_step(drawn, self._chunk_shape, self._schedule.num_kept)
 
     def prepare(self, observations: Sequence[Observation]) -> FlowInputs:
@@ -227,11 +212,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         The temperature multiplies the standard deviation of the stochastic step.
         """
-        sampled = self._sample(batch, samplings)
-        if batch.origins is None or sampled.chunk is None:
-            return sampled
-        rows = sampled.chunk.reshape(len(sampled.chunk), -1, self.config.action_dim)
-        return replace(sampled, chunk=(rows + batch.origins[:, None]).flatten(1))
+        return add_to_chunk(self._sample(batch, samplings), batch.origins)
 
     def _sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
         planned, weight = batch.planned, batch.plan_weight
@@ -242,11 +223,9 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         # an engine acts in inference mode, whose tensors have no gradient by the state
         with torch.inference_mode(False), torch.no_grad():
             velocity = partial(self._velocity, self.read(batch))
-            run_plain = partial(run_chain, velocity, draws, self._schedule, temperatures)
-            chain, step = continue_plans(
-                run_plain, velocity, draws, self._schedule, planned, weight
+            return self._report(
+                *continue_plans(velocity, draws, self._schedule, temperatures, planned, weight)
             )
-            return self._report(chain, step)
 
     def read(self, batch: FlowInputs) -> Prefix:
         """Read each different observation once; return a row for each decision."""
@@ -291,7 +270,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         """
         numbers = to_device(tokens, self._device).float()
         if batch.step is None:
-            errors = self._imitation_errors(batch, numbers)
+            dim, read = self.config.action_dim, self.read(batch)
+            errors = imitation_errors(self._network, read, batch, numbers, dim, self._num_draws)
             return -errors, torch.zeros_like(errors)
         mean, std = scale_noise(
             self.predict_transition(batch), to_device(temperatures, self._device).float()
@@ -307,26 +287,21 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         Raises: ValueError for decisions that were stored without velocity and end.
         """
-        step, before = batch.step, batch.state_before
-        if step is None or before is None or batch.velocity is None or batch.end is None:
-            raise ValueError(
-                "`drawn` has no velocity and end, expected both for a loss of predictions; record the "
-                "decisions anew"
-            )
-        velocity = self._velocity(self.read(batch), before, self._schedule.times(step))
-        stored = StoredSteps(self._count(before), step, batch.velocity, batch.end)
+        stored = StoredSteps.from_inputs(batch, self._count)
+        assert batch.state_before is not None
+        time = self._schedule.times(stored.step)
+        velocity = self._velocity(self.read(batch), batch.state_before, time)
         numbers, scale = (to_device(each, self._device).float() for each in (tokens, temperatures))
-        return predict_decisions(
-            self._schedule, predicts, stored, self._count(velocity), numbers, scale
-        )
+        now = self._count(velocity)
+        return predict_decisions(self._schedule, predicts, stored, now, numbers, scale)
 
     def predict_transition(self, batch: FlowInputs) -> Transition:
         """Return the distribution of the state after the stored stochastic step of each decision."""
-        assert batch.state_before is not None
-        assert batch.step is not None
-        time = self._schedule.times(batch.step)
-        velocity = self._velocity(self.read(batch), batch.state_before, time)
-        return self._schedule.transition(batch.state_before, velocity, batch.step)
+        before, step = batch.state_before, batch.step
+        assert before is not None
+        assert step is not None
+        velocity = self._velocity(self.read(batch), before, self._schedule.times(step))
+        return self._schedule.transition(before, velocity, step)
 
     def features(self, batch: FlowInputs) -> Tensor:
         """Return features of the observations alone, [N, feature_size], for a critic."""
@@ -335,12 +310,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Convert actions [B, h, D], h up to the horizon, to numbers float32 [B, h * D]."""
-        horizon, dim = self.config.horizon, self.config.action_dim
-        if actions.ndim != 3 or not 1 <= actions.shape[1] <= horizon or actions.shape[2] != dim:
-            raise ValueError(
-                f"actions are {list(actions.shape)}, expected [B, {horizon}, {dim}]: whole chunks for "
-                "imitation, or their first rows."
-            )
+        require_rows(actions, self.config.horizon, self.config.action_dim)
         return self._processor.normalise_actions(actions).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
@@ -373,9 +343,11 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def _device(self) -> torch.device:
         return next(self.network.parameters()).device
 
-    def _with(self, network: Any, sampling: FlowSampling) -> "FlowPolicy":
-        executed = self.config.chunk_size
-        return FlowPolicy(network, self._processor, self._layout, sampling, executed)
+    def _with(
+        self, network: Any, sampling: FlowSampling, layout: FlowLayout | None = None
+    ) -> "FlowPolicy":
+        parts = (network, self._processor, layout or self._layout, sampling)
+        return FlowPolicy(*parts, self.config.chunk_size)
 
     @property
     def _chunk_shape(self) -> tuple[int, int]:
@@ -389,10 +361,3 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def _count(self, values: Tensor) -> Tensor:
         """Return the counted part of [N, H, P]: executed rows, the robot's dimensions, [N, T]."""
         return values[:, : self.config.chunk_size, : self.config.action_dim].flatten(1)
-
-    def _imitation_errors(self, batch: FlowInputs, numbers: Tensor) -> Tensor:
-        dim = self.config.action_dim
-        chunk = pad_chunks(numbers, dim, self._chunk_shape)
-        noised = draw_noised(chunk, self._num_draws, batch.noise, batch.time)
-        squared = velocity_errors(self._network, self.read(batch), noised)
-        return weigh_padding(squared, dim).flatten(1)

@@ -8,12 +8,14 @@ estimate x - t v. With noise it is not the mean of the actions given the state, 
 marks as open.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from vla_rl.algorithms.losses.token_batch import Predicted
 from vla_rl.engines.policy_model import Predictions
+from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.sampler import scale_noise
 from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
 
@@ -70,6 +72,21 @@ class StoredSteps(NamedTuple):
     step: Tensor
     velocity: Tensor
     end: Tensor
+
+    @classmethod
+    def from_inputs(cls, inputs: FlowInputs, count: Callable[[Tensor], Tensor]) -> "StoredSteps":
+        """Take them from a learner's inputs; `count` returns the counted part of [N, H, P].
+
+        Raises: ValueError for decisions that were stored without velocity and end.
+        """
+        before, step = inputs.state_before, inputs.step
+        velocity, end = inputs.velocity, inputs.end
+        if before is None or step is None or velocity is None or end is None:
+            raise ValueError(
+                "`drawn` has no velocity and end, expected both for a loss of predictions; record the "
+                "decisions anew"
+            )
+        return cls(count(before), step, velocity, end)
 
 
 def predict_decisions(

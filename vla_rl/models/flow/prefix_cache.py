@@ -79,9 +79,11 @@ class PrefixCache:
             self._add([known.names[number] for number in missing], prefix)
         return join_rows([row for row in rows.values() if row is not None])
 
-    def clear(self) -> None:
-        """Forget all prefixes."""
-        self._rows, self.num_bytes = {}, 0
+    def clear(self) -> int:
+        """Forget all prefixes; return how many bytes they took."""
+        num_bytes, self.num_bytes = self.num_bytes, 0
+        self._rows = {}
+        return num_bytes
 
     def _add(self, names: Sequence[bytes], prefix: Prefix) -> None:
         # autograd refuses tensors of an inference pass

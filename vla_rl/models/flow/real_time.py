@@ -13,14 +13,13 @@ needs no training.
 """
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.models.flow.sampler import NO_STEP, Chain, Draws, Velocity
+from vla_rl.models.flow.sampler import NO_STEP, Chain, Draws, Velocity, run_chain
 from vla_rl.models.flow.transitions import Schedule, Transition
 
 LARGEST_GUIDANCE: Final = 5.0
@@ -84,10 +83,10 @@ def run_guided_chain(
 
 
 def continue_plans(
-    chain: Callable[[], Chain],
     velocity: Velocity,
     draws: Draws,
     schedule: Schedule,
+    temperatures: Tensor,
     planned: Tensor,
     weight: Tensor,
 ) -> tuple[Chain, Tensor]:
@@ -96,8 +95,7 @@ def continue_plans(
     Decisions with a plan have no stochastic step, hence no density: nothing is learnt from them.
 
     Args:
-        chain: runs the plain chains, if a decision has no plan.
-        velocity, draws, schedule: as in `run_chain`.
+        velocity, draws, schedule, temperatures: as in `run_chain`.
         planned, weight: as in `run_guided_chain`; weights of 0 where there is no plan.
     """
     has_plan = (weight > 0.0).flatten(1).any(1)
@@ -107,7 +105,8 @@ def continue_plans(
     step = torch.where(has_plan, NO_STEP, draws.step)
     if bool(has_plan.all()):
         return guided, step
-    plain, at = chain(), has_plan[:, None, None]
+    plain = run_chain(velocity, draws, schedule, temperatures)
+    at = has_plan[:, None, None]
     return (
         Chain(
             torch.where(at, guided.chunk, plain.chunk),

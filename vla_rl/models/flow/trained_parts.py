@@ -242,6 +242,11 @@ def adapt_trained_layers(
     return AdaptedLayout(layout, LoraFile(rank=lora.rank, alpha=lora.alpha))
 
 
+def without_adapters(layout: FlowLayout) -> FlowLayout:
+    """Return the layout of the weights alone."""
+    return layout.inner if isinstance(layout, AdaptedLayout) else layout
+
+
 def list_adapters(network: nn.Module) -> dict[str, Tensor]:
     return {
         ADAPTERS + name: tensor for name, tensor in network.state_dict().items() if ".lora_" in name

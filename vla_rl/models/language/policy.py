@@ -83,8 +83,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     @classmethod
     def load(cls, source: str | Path, *, dtype: torch.dtype = torch.float32) -> Self:
-        """Load a checkpoint from a local folder, or from the hub by its id; safetensors only, and
-        none of its code is run.
+        """Load a folder, or a checkpoint of the hub by its id; safetensors only, and none of its code is run.
 
         Raises: CheckpointError naming what is missing or does not fit.
         """
@@ -93,10 +92,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return policy
 
     def save(self, folder: Path) -> None:
-        """Write a new folder in Hugging Face's layout, whole or not at all.
-
-        Raises: CheckpointError.
-        """
+        """Write a new folder in Hugging Face's layout, whole or not at all. Raises: CheckpointError."""
         save_folder(folder, self.checkpoint_tensors(), self.checkpoint_files())
 
     def copy(self) -> "CausalLanguageModel":
