@@ -32,7 +32,7 @@ class ImageSettings(msgspec.Struct, kw_only=True):
     """The fields of a `.settings.json` that say how images were drawn.
 
     Example:
-        ImageSettings(image_size=256, quality="standard", assets="/work/libero_assets")
+        ImageSettings(image_size=256, quality="standard", assets="/data/libero_assets")
     """
 
     image_size: int | None = None

@@ -117,8 +117,8 @@ def _refuse_offsets(policy: "RobotPolicy") -> None:
     if num_offsets:
         raise ConfigError(
             f"the first {num_offsets} numbers of the policy's actions are offsets from the state "
-            "(state_offsets), which is not fine-tuned; use the statistics of the data (--statistics data), "
-            "with which it learns the data's own actions"
+            "(state_offsets), which is not fine-tuned; use the statistics of the data (--statistics data) "
+            "and leave state_offsets out: then it learns the data's own actions"
         )
 
 

@@ -241,18 +241,25 @@ def test_states_and_actions_are_scaled_by_the_data(name: str, tmp_path: Path) ->
     assert float(inputs.state[0, 6:].abs().max()) == 0.0
 
 
-def test_a_saved_folder_of_openpi_forgets_the_set_of_statistics_that_it_was_read_with(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("write", "asset"),
+    [
+        (pi_folders.write_openpi, "physical-intelligence/libero"),
+        (pi_folders.write_lerobot, None),
+    ],
+)
+def test_a_saved_folder_forgets_the_statistics_and_the_offsets_that_it_was_read_with(
+    write: Any, asset: str | None, tmp_path: Path
 ) -> None:
-    asset = "physical-intelligence/libero"
     policy = load_policy(
-        str(pi_folders.write_openpi(tmp_path / "policy", "pi0")),
-        CheckpointFormat(norm_key=asset),
+        str(write(tmp_path / "policy", "pi0")),
+        CheckpointFormat(norm_key=asset, state_offsets=6),
         "cpu",
     )
     policy.save(tmp_path / "saved")
     copy = copy_with_statistics(tmp_path / "saved", tmp_path / "copy", STATISTICS)
-    assert load_policy(str(copy), CheckpointFormat(), "cpu").config.action_dim == 5
+    config: Any = load_policy(str(copy), CheckpointFormat(), "cpu").config
+    assert (config.action_dim, config.state_offsets) == (5, 0)
 
 
 def test_weights_are_linked_and_stay_as_they_are(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from language_sizes import SIZES
 from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError
@@ -15,18 +16,6 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig
 from vla_rl.models.language.tiny import write_tiny, write_tokenizer
 from vla_rl.types import Message
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "eos_token_id": 2,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-}
 SMALL = TinyConfig(
     hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32, vocab_size=300, context_size=64
 )

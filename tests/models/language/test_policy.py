@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
+from language_sizes import SIZES
 from tiny_vision import write_tiny_vision
 
 from vla_rl import EnvSpec, RunConfig, TaskStart, train
@@ -35,19 +36,6 @@ SHAPE = TinyConfig(
     vocab_size=300,
     context_size=256,
 )
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "eos_token_id": 2,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-}
 
 
 def written(folder: Path, network: Any) -> Path:

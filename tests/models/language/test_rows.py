@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from language_sizes import SIZES
 from storage_bytes import StorageBytes
 from tiny_vision import write_tiny_vision
 from torch import Tensor, nn
@@ -265,23 +266,14 @@ def test_memory_does_not_grow_with_positions_times_vocabulary() -> None:
     assert most_bytes(8192, 152_000, 1 << 40) > 4 * logits
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": 2,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-}
+LONG_SIZES = SIZES | {"max_position_embeddings": 512}
 
 FAMILIES = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES)),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=16)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LONG_SIZES)),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LONG_SIZES)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**LONG_SIZES, head_dim=16)
+    ),
 }
 
 LONG, SHORT, OTHER, TINY = (

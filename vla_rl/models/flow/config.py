@@ -92,9 +92,8 @@ class FlowPolicyConfig:
         asked = (
             "" if guidance is None else f", asked for positive advantages with guidance {guidance}"
         )
-        offsets = f", the first {self.state_offsets} as offsets from the state" * bool(
-            self.state_offsets
-        )
+        count = self.state_offsets
+        offsets = f", the first {count} as offsets from the state" if count else ""
         return (
             f"sees {', '.join(self.cameras)}{state}, decides {self.horizon} x {self.action_dim} numbers{offsets} "
             f"in {sampling.num_steps} steps and executes {self.chunk_size} rows, {sampling.method} with "

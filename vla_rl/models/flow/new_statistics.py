@@ -71,10 +71,10 @@ def copy_with_statistics(folder: Path, target: Path, statistics: DataStatistics)
         named = {"state": statistics["state"], "actions": statistics["action"]}
         written = {"norm_stats": {name: _openpi_fields(each) for name, each in named.items()}}
         files[f"{ASSETS}/{OWN_ASSET}/{STATISTICS_FILE}"] = _encode(written)
-        if FLOW_FILE in files:
-            # the set of statistics that it names is not there any more, and the data's actions are no offsets
-            kept = read_object(folder / FLOW_FILE)
-            files[FLOW_FILE] = _encode(kept | {"norm_key": None, "state_offsets": None})
+    if FLOW_FILE in files:
+        # the set of statistics that it names is not there any more, and the data's actions are no offsets
+        kept = read_object(folder / FLOW_FILE)
+        files[FLOW_FILE] = _encode(kept | {"norm_key": None, "state_offsets": None})
     target.mkdir(parents=True)
     for name, held in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
