@@ -152,7 +152,11 @@ def print_flow_runs(
         lines: the kept runs.
         compared: further keys of the JSON line.
     """
-    tasks = sorted(lines[0]["outcomes_before"])
+    kept = len(lines)
+    lines = [line for line in lines if "outcomes_before" in line and "stopped_after" not in line]
+    if len(lines) < kept:
+        print(f"{kept - len(lines)} runs that were stopped before their end are not shown.")
+    tasks = sorted(lines[0]["outcomes_before"]) if lines else []
     head = ["run", "control steps", "CPU seconds", "before, % (95 %)", "after, % (95 %)", "points"]
     rows, rates = [], []
     for line in lines:

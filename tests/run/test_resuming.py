@@ -110,8 +110,8 @@ async def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_its
     (killed.checkpoints / ".writing-update-000001-17").mkdir()
     outcome = await train_toy(config, resume=RunDirectory.resume(killed.path))
     assert (
-        f"{killed.path} has no checkpoint "
-        "yet: starting from its beginning" in capsys.readouterr().out
+        f"{killed.path} has no checkpoint, but made updates (1): "
+        "starting from its beginning" in capsys.readouterr().out
     )
     assert outcome.run == killed
     assert names_in(killed) == {"update-000001"}

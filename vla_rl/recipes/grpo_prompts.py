@@ -30,7 +30,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.scoring import check_answer, check_scorer
+from vla_rl.scoring import check_answer, check_scorer, fields_read
 from vla_rl.types import (
     EnvSpec,
     Message,
@@ -102,6 +102,11 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
         return {**super().unused_options(), **unused}
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row needs."""
+        return fields_read(self.scorer, self.prompt_field, self.answer_field)
+
+    @property
     def max_reply(self) -> int:
         """Maximum number of tokens in a reply."""
         return min(self.engine.max_reply, self.chat.max_reply or self.engine.max_reply)
@@ -112,9 +117,7 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
 
     Raises: DataError for a file that cannot be read, a row without a field, or too few rows.
     """
-    rows = list(
-        range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field))))
-    )
+    rows = list(range(len(read_prompts(config.prompts, config.columns))))
     num_held_out = config.num_validation
     if num_held_out is None:
         num_held_out = min(64, len(rows) // 5)
@@ -174,7 +177,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> Lon
             f"image_field is {config.image_field!r}, but {type(model).__name__} reads text alone; "
             "take a policy with a vision tower, such as Qwen/Qwen3-VL-2B-Instruct"
         )
-    rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
+    rows = read_prompts(config.prompts, config.columns)
     longest = LongestPrompt(0)
     for number, row in enumerate(rows):
         # every row is rendered, as one that does not fit would end the run whenever its turn comes

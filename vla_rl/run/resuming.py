@@ -36,7 +36,7 @@ from vla_rl.learner.checkpoint.folders import (
 from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.estimates.rank_memory import choose_gpus
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.reporting import RunDirectory
+from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout.episode_records import SchedulerState
 from vla_rl.team.members import Team, Trainable
 from vla_rl.util.atomic_files import MANIFEST
@@ -123,6 +123,10 @@ def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
         )
 
 
+def _count_updates(run: RunDirectory) -> int:
+    return len(read_metrics(run.metrics)) if run.metrics.is_file() else 0
+
+
 async def set_later_aside(
     run: RunDirectory, folder: Path | None, version: int, evaluator: HeldOutEvaluator | None
 ) -> None:
@@ -135,7 +139,9 @@ async def set_later_aside(
     Raises: CheckpointError, ConfigError if something cannot be written.
     """
     if folder is None:
-        print(f"{run.path} has no checkpoint yet: starting from its beginning", flush=True)
+        made = await asyncio.to_thread(_count_updates, run)
+        found = f"no checkpoint, but made updates ({made})" if made else "no checkpoint yet"
+        print(f"{run.path} has {found}: starting from its beginning", flush=True)
     else:
         for set_aside in (set_incomplete_aside, partial(set_newer_aside, folder=folder)):
             for moved in await asyncio.to_thread(set_aside, run.checkpoints):

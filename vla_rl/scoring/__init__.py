@@ -14,6 +14,7 @@ from vla_rl.scoring.scorers import (
     Score as Score,
     check_answer as check_answer,
     check_scorer as check_scorer,
+    fields_read as fields_read,
     final_answer as final_answer,
     make_scorer as make_scorer,
 )

@@ -172,6 +172,11 @@ def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
     return makers[name](answer_field)
 
 
+def fields_read(scorer: str, prompt_field: str, answer_field: str) -> tuple[str, ...]:
+    """Return the columns that every row needs: a scorer of your own may need no answer."""
+    return (prompt_field,) if ":" in scorer else (prompt_field, answer_field)
+
+
 SCORER_NAMES: Final = ("exact", "match", "math", "code")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sample_tasks import ask_tool, say, spec_of
 
+from vla_rl.datasets.prompts import read_prompts
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask, make_text_task
 from vla_rl.envs.text.arithmetic import calculate, draw_problem
 from vla_rl.envs.text.arithmetic_conversations import (
@@ -20,6 +21,7 @@ from vla_rl.envs.text.arithmetic_conversations import (
 )
 from vla_rl.envs.text.questions import open_index
 from vla_rl.errors import ConfigError, DataError
+from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig
 from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
 from vla_rl.types import (
     EnvSpec,
@@ -158,6 +160,22 @@ async def test_a_row_that_the_scorer_cannot_compare_with_is_named(tmp_path: Path
             DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is not a list of tests"
         ):
             await env.step(say("print(2)"))
+
+
+def count_words(reply: str, row: dict[str, Any]) -> float:
+    return len(reply.split()) / row["wanted"]
+
+
+async def test_a_scorer_of_ones_own_needs_no_answer(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"prompt": "Tell a story.", "wanted": 4}])
+    spec = spec_of("text/question", data=data, scorer=f"{__name__}:count_words")
+    async with TextEnvPool() as pool, pool.lease(spec) as env:
+        await env.reset()
+        assert (await env.step(say("once upon a time"))).reward == 1.0
+    config = GrpoPromptsConfig(prompts=data, scorer=f"{__name__}:count_words")
+    assert config.columns == ("prompt",)
+    with pytest.raises(DataError, match="has no 'answer'"):
+        read_prompts(data, GrpoPromptsConfig(prompts=data, scorer="exact").columns)
 
 
 class Counted(TextTask):

@@ -93,6 +93,7 @@ def double_statistics(folder: Path) -> None:
         ),
         (double_statistics, r"mean of observation\.state has 16 numbers, expected the 8"),
         (lambda folder: change_json(folder / CONFIG, min_period=0.01), r"min_period is 0\.01"),
+        (lambda folder: change_json(folder / CONFIG, n_obs_steps=2), "n_obs_steps is 2"),
         (
             lambda folder: change_json(folder / CONFIG, use_delta_joint_actions_aloha=True),
             "use_delta_joint_actions_aloha is on, which is not read here",
@@ -106,6 +107,19 @@ def test_what_lerobot_would_do_beside_is_refused_by_name(
     change(folder)
     with pytest.raises(CheckpointError, match=message):
         load_pi(folder)
+
+
+def test_a_field_that_nobody_here_knows_is_named_if_it_is_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi0")
+    harmless = {"optimizer_lr": 1e-4, "empty_cameras": 1, "rtc_config": None, "use_touch": False}
+    change_json(folder / CONFIG, **harmless)
+    load_pi(folder)
+    assert caplog.messages == []
+    change_json(folder / CONFIG, action_smoothing=0.5)
+    load_pi(folder)
+    assert "fields that are not known here and not read: action_smoothing = 0.5." in caplog.text
 
 
 def test_steps_that_are_switched_off_change_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vla_rl.datasets.image_files import row_messages
 from vla_rl.datasets.prompts import PromptRows, read_prompts
 from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
 from vla_rl.errors import DataError
-from vla_rl.scoring import make_scorer
+from vla_rl.scoring import fields_read, make_scorer
 from vla_rl.types import Info
 from vla_rl.util.foreign_data import require_text
 
@@ -34,7 +34,7 @@ class QuestionTask(TextTask):
         prompt_field: column of the question: a text, or a list of messages with `role` and
             `content` (see `vla_rl.datasets.prompts`).
         answer_field: column that the scorer compares with; for `code`, a list of tests
-            `{"stdin": ..., "stdout": ...}`.
+            `{"stdin": ..., "stdout": ...}`. With a scorer of your own, rows need none.
         system: system message at the start, for example the expected format of an answer.
         success_at: lowest score that counts as success.
         image_field: column of images that the question shows (see `vla_rl.datasets.image_files`);
@@ -55,7 +55,8 @@ class QuestionTask(TextTask):
     ) -> None:
         self._data, self._system, self._success_at = data, system, success_at
         self._image_field = image_field
-        self._fields = (prompt_field, answer_field)
+        self._prompt_field, self._answer_field = prompt_field, answer_field
+        self._fields = fields_read(scorer, prompt_field, answer_field)
         self._scorer = make_scorer(scorer, answer_field=answer_field)
 
     async def setup(self, seed: int, options: Info) -> Ask:
@@ -78,7 +79,7 @@ class QuestionTask(TextTask):
             await asyncio.to_thread(
                 row_messages,
                 self._row,
-                self._fields[0],
+                self._prompt_field,
                 self._system,
                 f"row {number} of {self._data}",
                 self._image_field,
@@ -95,7 +96,7 @@ class QuestionTask(TextTask):
             score = await self._scorer(self.sandbox, text, self._row)
         except DataError as error:
             raise DataError(
-                f"{self._fields[1]!r} of row {self._number} of {self._data}: {error}"
+                f"{self._answer_field!r} of row {self._number} of {self._data}: {error}"
             ) from error
         info = {"score": score.value, "scorer_fault": score.fault, "scorer_words": score.words}
         return Done(score.value, score.value >= self._success_at, info=info)

@@ -23,6 +23,7 @@ from vla_rl.models.flow.folder_settings import (
     require_horizon,
     require_widths,
 )
+from vla_rl.models.flow.lerobot_fields import FIXED, FIXED_STEPS, name_unknown, require_fixed
 from vla_rl.models.flow.normalization import (
     FIELDS,
     LEROBOT_EPSILON,
@@ -66,18 +67,6 @@ STEPS: Final = frozenset(
 )
 """Steps of LeRobot's processors of these policies; what any other one changes is not computed here."""
 
-FIXED: Final[Mapping[str, Any]] = {
-    "use_relative_actions": False,
-    "adapt_to_pi_aloha": False,
-    "use_delta_joint_actions_aloha": False,
-    "use_visual_memory": False,
-    "use_proprioceptive_memory": False,
-}
-"""Fields of `config.json` that change states, actions or images, with the one value that is read here."""
-
-FIXED_STEPS: Final[Mapping[str, Any]] = {"enabled": False, "include_state_in_prompt": True}
-"""The same of a step's settings: `enabled` turns actions into offsets from the state, or back."""
-
 
 class NormalizationStep(NamedTuple):
     """A step of a processor that scales features.
@@ -118,6 +107,7 @@ def _read_settings(folder: Path) -> FolderSettings:
     config = read_object(path)
     steps, after = _read_steps(folder / PREPROCESSOR), _read_steps(folder / POSTPROCESSOR)
     require_fixed(config, FIXED, str(path))
+    name_unknown(config, path)
     state_dim, action_dim = (
         _feature_width(config, path, STATE),
         _feature_width(config, path, ACTION),
@@ -190,18 +180,6 @@ def _step_name(step: Mapping[str, Any], path: Path) -> str:
             "without it."
         )
     return name
-
-
-def require_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -> None:
-    """Raise CheckpointError if a field that changes what a policy computes is not as it is read here."""
-    for name, value in fixed.items():
-        given = fields.get(name)
-        if given is not None and given != value:
-            raise CheckpointError(
-                f"{source}: {name} is {'on' if given is True else excerpt(given)}, which is not read here, "
-                f"expected {'off' if value is False else value}; read as it is, the policy would move another "
-                "way than in LeRobot. Train one without it."
-            )
 
 
 def _prompt_length(

@@ -20,7 +20,8 @@ from vla_rl.models.flow.folder_settings import (
     require_horizon,
     require_widths,
 )
-from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder, require_fixed
+from vla_rl.models.flow.lerobot_fields import require_fixed
+from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder
 from vla_rl.models.flow.normalization import Project
 from vla_rl.models.flow.openpi_folder import ASSETS, read_openpi_folder
 from vla_rl.models.flow.pi import TIME_PERIODS, PiNetwork, PiSize
