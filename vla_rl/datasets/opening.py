@@ -163,7 +163,8 @@ def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[Reco
 
 def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     if (path / INFO_FILE).is_file():
-        episodes = read_lerobot(path, fields=options.fields)
+        has_gripper = options.gripper != "none"
+        episodes = read_lerobot(path, fields=options.fields, has_gripper=has_gripper)
         # their actions are chunks in the head's units, which would be learnt as single control steps
         if any(DECIDED_BY in episode.about for episode in episodes):
             raise DataError(

@@ -399,3 +399,34 @@ def test_a_data_set_of_one_source_gets_no_line(
     with caplog.at_level(logging.INFO):
         read_lerobot(published(tmp_path))
     assert not caplog.records
+
+
+NAMED = ["x", "y", "z", "rx", "ry", "rz"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_read"),
+    [
+        ([*NAMED, "gripper"], True),
+        ({"motors": [*NAMED, "gripper.pos"]}, True),
+        (["action"], True),
+        (["left_gripper", *NAMED[:5], "right_gripper"], True),
+        (["gripper", *NAMED], False),
+        ({"motors": ["main_gripper", *NAMED]}, False),
+    ],
+)
+def test_a_gripper_that_is_named_has_to_be_the_last_number(
+    names: Any, is_read: bool, tmp_path: Path
+) -> None:
+    root = published(tmp_path / "set")
+    info = json.loads((root / INFO_FILE).read_text())
+    info["features"]["action"]["names"] = names
+    (root / INFO_FILE).write_text(json.dumps(info))
+    if is_read:
+        assert open_dataset(root)
+    else:
+        with pytest.raises(
+            DataError, match=r"number 0 of 7 of an action is the gripper.*the last one"
+        ):
+            open_dataset(root)
+        assert open_dataset(root, DatasetOptions(gripper="none"))

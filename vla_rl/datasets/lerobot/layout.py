@@ -227,6 +227,22 @@ def find_feature(info: Info, root: Path, key: str, fields: Mapping[str, str]) ->
     return found[0] if found else None
 
 
+def require_gripper_last(path: Path, feature: Feature) -> None:
+    """Raise DataError if the names of an action's numbers put a gripper elsewhere than at their end."""
+    names = feature.names
+    if isinstance(names, dict) and len(names) == 1:
+        (names,) = names.values()
+    if not isinstance(names, list) or feature.shape != (len(names),):
+        return
+    grippers = [number for number, name in enumerate(names) if "gripper" in str(name).lower()]
+    if grippers and grippers[-1] != len(names) - 1:
+        raise DataError(
+            f"{path}: number {grippers[-1]} of {len(names)} of an action is the gripper, {excerpt(names)}, expected "
+            "the last one; write the data set anew in that order, or, if no number is to be read as a gripper "
+            "command, use gripper = 'none' (--data.gripper none)."
+        )
+
+
 def find_training_episodes(info: Info) -> range | None:
     """Return the episodes of the split `train`, if there are others beside it; None for all."""
     first, _, end = info.splits.get("train", "").partition(":")

@@ -28,6 +28,7 @@ from vla_rl.datasets.lerobot.layout import (
     format_path,
     get_observation_key,
     read_info,
+    require_gripper_last,
 )
 from vla_rl.datasets.lerobot.tables import (
     DataFile,
@@ -42,17 +43,20 @@ from vla_rl.util.foreign_data import find_files, get_number, get_whole_number
 _log = logging.getLogger(__name__)
 
 
-def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:
+def read_lerobot(
+    root: Path, *, fields: Mapping[str, str] | None = None, has_gripper: bool = True
+) -> list[RecordedEpisode]:
     """Read all episodes of the data set in `root`, in order.
 
     Args:
         root: the folder of the data set, as it was downloaded or written.
         fields: names of the features of `image`, `wrist_image`, `state` or `action`, if they are
             not the usual ones.
+        has_gripper: whether the last number of an action is a gripper command.
 
     Raises: DataError, naming the file and the field, and the row and episode if one is wrong.
     """
-    return _Reader(root, dict(fields or {})).episodes()
+    return _Reader(root, dict(fields or {}), has_gripper).episodes()
 
 
 class _Rows(msgspec.Struct, frozen=True):
@@ -71,7 +75,7 @@ class _Rows(msgspec.Struct, frozen=True):
 class _Reader:
     """Reads one data set."""
 
-    def __init__(self, root: Path, fields: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, fields: Mapping[str, str], has_gripper: bool) -> None:
         # A misspelt key would be ignored, and the usual name be read instead.
         unknown = sorted(set(fields) - set(KNOWN_FIELDS))
         if unknown:
@@ -80,6 +84,8 @@ class _Reader:
         self._features = {key: find_feature(self._info, root, key, fields) for key in KNOWN_FIELDS}
         if self._features["action"] is None:
             raise self._missing("action")
+        if has_gripper:
+            require_gripper_last(root / INFO_FILE, self._info.features[self._features["action"]])
         others = self._other_features()
         described = self._info.features
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
