@@ -8,7 +8,9 @@
     dagger/0, /1, /2      a scripted expert labels every decision and acts at three in ten; at most 30,000
                           control steps, those that it plans for a label included
     srpo/0, /1, /2        SRPO of all weights, as the demo runs it
-    td3_bc, rlt           a head without an expert, at most 36,000 control steps, three seeds each
+    td3_bc                a head learns from episodes that the untrained policy has sampled, and from some of its
+                          own; no expert, at most 36,000 control steps
+    td3_bc_alone, rlt     a head learns from its own episodes alone, from its start at the likeliest tokens
     srpo_short            SRPO at as many control steps as those
     dsrl                  the shipped flow policy, steered by its first noise, on its own tasks
 
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks.counted_cpu import run_counted
 from benchmarks.flow_runs import join_outcomes, train_and_keep
 from benchmarks.interleaved import print_json_line
 from benchmarks.planned_runs import (
@@ -41,6 +44,9 @@ from benchmarks.srpo_vs_grpo.comparison import paired_bootstrap
 LIMIT_S: Final = 7200.0
 """CPU seconds after which a run is stopped."""
 
+SAMPLED: Final = {"libero_object": "1,6", "libero_goal": "7"}
+"""The demo's tasks by suite."""
+
 STARTS: Final = ("--held-out.init-states", "40-49,1000-1023")
 """Held-out starts of each task, in no run's training."""
 
@@ -51,6 +57,8 @@ class Planned(NamedTuple):
     recipe: str
     options: tuple[str, ...] = ()
     base: str = "token policy"
+    samples_first: bool = False
+    """Whether the untrained policy samples episodes first, with which the buffer begins."""
 
 
 def _learn_from_values(algorithm: str) -> Planned:
@@ -63,7 +71,24 @@ METHODS: Final = {
     # a head of this recipe begins at the means of the base's tokens, which solve more starts than the likeliest
     "dagger": Planned("dagger_libero", base="token policy by its means"),
     "srpo": Planned("srpo_libero"),
-    "td3_bc": _learn_from_values("td3_bc"),
+    "td3_bc": Planned(
+        "off_policy_libero",
+        (
+            *(
+                "--off-policy.algorithm",
+                "td3_bc",
+                "--off-policy.alpha",
+                "0.3",
+                "--run.updates",
+                "2",
+            ),
+            *("--off-policy.updates-per-decision", "20", "--steering.std", "0.05"),
+            # a vector for each control step of the chunk, and corrections that reach every action
+            *("--steering.features", "rows", "--steering.scale", "2.0"),
+        ),
+        samples_first=True,
+    ),
+    "td3_bc_alone": _learn_from_values("td3_bc"),
     "rlt": _learn_from_values("rlt"),
     # 10 of the demo's 26 updates have as many control steps
     "srpo_short": Planned("srpo_libero", ("--run.updates", "10")),
@@ -94,8 +119,51 @@ def run_planned(name: str, root: Path, options: Sequence[str], keep_in: Path, no
     ]
     if ended:
         fresh += ["--held-out.first-results-of", str(ended[0])]
+    folder = root / name.replace("/", "_")
+    if planned.samples_first:
+        sampled = root / f"sampled_{seed}"
+        sample_base(sampled, seed, folder / "cpu_seconds")
+        fresh += ["--replay.demonstrations", str(sampled / "data")]
     command = (sys.executable, "-m", f"vla_rl.recipes.{planned.recipe}")
-    train_and_keep(name, command, fresh, root / name.replace("/", "_"), LIMIT_S, keep_in, note)
+    train_and_keep(name, command, fresh, folder, LIMIT_S, keep_in, note)
+
+
+def sample_base(folder: Path, seed: str, counted: Path) -> None:
+    """Record an episode of the untrained policy, by sampled tokens, from each training start; what is recorded
+    already is not run again.
+
+    Args:
+        folder: the data set becomes its `data`.
+        seed: of what is sampled.
+        counted: file that counts the CPU seconds.
+
+    Raises: CalledProcessError if a command fails; CpuLimitExceeded; OSError.
+    """
+    counted.parent.mkdir(parents=True, exist_ok=True)
+    for suite, tasks in SAMPLED.items():
+        evaluations = folder / suite
+        begun = sorted(evaluations.glob("*"))
+        options = (
+            *(
+                "shipped",
+                "--suites",
+                suite,
+                "--tasks",
+                tasks,
+                "--init-states",
+                "0-39",
+                "--scenes",
+                "same",
+            ),
+            *("--temperature", "1.0", "--seed", seed, "--physics", "fast", "--step-limit", "160"),
+            *("--image-size", "84", "--videos", "none", "--record-to", str(folder / "data")),
+            *("--root", str(evaluations)),
+        )
+        if begun:
+            options = ("--resume", str(begun[-1]))
+        if not (begun and (begun[-1] / "results.json").exists()):
+            command = (sys.executable, "-m", "vla_rl.recipes.eval_libero", *options)
+            run_counted(command, counted, LIMIT_S)
 
 
 def compute_gain(line: dict[str, Any]) -> tuple[float, float, float]:
