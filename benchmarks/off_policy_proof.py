@@ -96,8 +96,9 @@ METHODS: Final = {
         "off_policy_libero",
         (
             *("--policy", "shipped_flow", "--tasks", "libero_goal/7-9", "--run.updates", "20"),
-            *("--steering.kind", "noise", "--steering.learns-std", "--steering.scale", "0.5"),
-            *("--off-policy.algorithm", "dsrl"),
+            *("--steering.kind", "noise", "--steering.learns-std"),
+            # its 20 take an hour of a core for each seed, in 20 updates
+            *("--off-policy.algorithm", "dsrl", "--off-policy.updates-per-decision", "3"),
         ),
         "flow policy",
     ),

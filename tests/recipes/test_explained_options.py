@@ -73,3 +73,18 @@ def test_every_option_is_explained_by_a_page_or_set_by_a_recipe() -> None:
                 missing.add(option)
     assert sorted(missing - found) == []
     assert len(found) > 250
+
+
+def test_every_option_in_a_table_of_options_exists() -> None:
+    known = {name for table in tables() for name in table.__struct_fields__}
+    known |= {"from"}  # of the supervised recipes, where Python takes the word
+    named, in_table = set[str](), False
+    for line in PAGES.splitlines():
+        is_head = line.startswith("| option")
+        in_table = is_head or (in_table and line.startswith("|"))
+        if in_table and not is_head:
+            first = line.split("|")[1]
+            named |= {each.lstrip("-").split()[0] for each in re.findall(r"`([^`]+)`", first)}
+    assert len(named) > 80
+    last_parts = {name: name.split(".")[-1].replace("-", "_") for name in named}
+    assert sorted(name for name, last in last_parts.items() if last not in known) == []
