@@ -96,13 +96,8 @@ METHODS: Final = {
         "off_policy_libero",
         (
             *("--policy", "shipped_flow", "--tasks", "libero_goal/7-9", "--run.updates", "12"),
-            *(
-                "--steering.kind",
-                "noise",
-                "--steering.learns-std",
-                "--off-policy.algorithm",
-                "dsrl",
-            ),
+            *("--steering.kind", "noise", "--steering.learns-std"),
+            *("--off-policy.algorithm", "dsrl"),
             # ten critics and 20 steps a decision take hours of a core; at a temperature of 0.1 the noise grows
             # until success is lost, because returns differ by less
             *("--off-policy.critic.num", "2", "--off-policy.updates-per-decision", "5"),
