@@ -9,7 +9,6 @@ from benchmarks.counted_cpu import run_counted
 from benchmarks.interleaved import print_json_line
 from benchmarks.kept_runs import about_run, keep, read_json
 from benchmarks.planned_runs import format_rate, percent, print_rows
-from vla_rl.datasets.lerobot.layout import read_info
 from vla_rl.evaluation.record_file import read_records
 from vla_rl.evaluation.records import (
     SUCCESSES,
@@ -79,8 +78,7 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         "run": name,
         "outcomes_before": list_outcomes(by_weights[0]),
         "outcomes_after": list_outcomes(by_weights[max(by_weights)]),
-        "env_steps": count_demonstrated(config)
-        + round(
+        "env_steps": round(
             sum(
                 line["rollout/env_steps"] + line.get("rollout/planned_steps", 0) for line in updates
             )
@@ -103,12 +101,6 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         "settings": {part: config[part] for part in parts if part in config},
         **about_run(run, note),
     }
-
-
-def count_demonstrated(config: Mapping[str, Any]) -> int:
-    """Return the control steps of the data set that a run's buffer began with; 0 without one."""
-    folder = config.get("replay", {}).get("demonstrations")
-    return 0 if folder is None else read_info(Path(folder)).total_frames
 
 
 def read_curves(updates: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

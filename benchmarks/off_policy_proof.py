@@ -8,9 +8,10 @@
     dagger/0, /1, /2      a scripted expert labels every decision and acts at three in ten; at most 30,000
                           control steps, those that it plans for a label included
     srpo/0, /1, /2        SRPO of all weights, as the demo runs it
-    td3_bc                a head learns from episodes that the untrained policy has sampled, and from some of its
-                          own; no expert, at most 36,000 control steps
-    td3_bc_alone, rlt     a head learns from its own episodes alone, from its start at the likeliest tokens
+    filtered_bc, td3_bc   a head learns from what the untrained policy has sampled, an episode from each training
+                          start, and runs none itself; no expert, three seeds each
+    td3_bc_alone, rlt     a head learns from its own episodes alone, from its start at the likeliest tokens; at
+                          most 36,000 control steps
     srpo_short            SRPO at as many control steps as those
     dsrl                  the shipped flow policy, steered by its first noise, on its own tasks
 
@@ -29,9 +30,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.counted_cpu import run_counted
-from benchmarks.flow_runs import join_outcomes, train_and_keep
+from benchmarks.counted_cpu import read_counted, run_counted
+from benchmarks.flow_runs import join_outcomes, list_outcomes, train_and_keep
 from benchmarks.interleaved import print_json_line
+from benchmarks.kept_runs import about_run, keep, read_json
 from benchmarks.planned_runs import (
     format_rate,
     percent,
@@ -40,15 +42,28 @@ from benchmarks.planned_runs import (
     run_missing,
 )
 from benchmarks.srpo_vs_grpo.comparison import paired_bootstrap
+from vla_rl.datasets.lerobot.layout import read_info
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.reporting import RunDirectory
 
 LIMIT_S: Final = 7200.0
 """CPU seconds after which a run is stopped."""
 
-SAMPLED: Final = {"libero_object": "1,6", "libero_goal": "7"}
-"""The demo's tasks by suite."""
+NUM_OFFLINE: Final = 3
+"""Updates of a run that learns from samples."""
 
-STARTS: Final = ("--held-out.init-states", "40-49,1000-1023")
+LAST: Final = f"checkpoints/update-{NUM_OFFLINE:06}/policy"
+"""The policy of its last weights."""
+
+SUITES: Final = {"libero_object": "1,6", "libero_goal": "7"}
+"""The demo's tasks of each suite."""
+
+NUMBERS: Final = "40-49,1000-1023"
+STARTS: Final = ("--held-out.init-states", NUMBERS)
 """Held-out starts of each task, in no run's training."""
+
+GREEDY: Final = ("--init-states", NUMBERS, "--quality", "fast")
+"""Options of an evaluation on them."""
 
 
 class Planned(NamedTuple):
@@ -57,8 +72,8 @@ class Planned(NamedTuple):
     recipe: str
     options: tuple[str, ...] = ()
     base: str = "token policy"
-    samples_first: bool = False
-    """Whether the untrained policy samples episodes first, with which the buffer begins."""
+    learns_from_samples: bool = False
+    """Whether it learns from episodes that the untrained policy has sampled, and from no others."""
 
 
 def _learn_from_values(algorithm: str) -> Planned:
@@ -67,26 +82,21 @@ def _learn_from_values(algorithm: str) -> Planned:
     return Planned("off_policy_libero", options)
 
 
+def _learn_from_samples(*options: str) -> Planned:
+    # a vector for each control step of the chunk, and corrections that reach every action
+    head = ("--steering.features", "rows", "--steering.scale", "2.0")
+    steps = ("--off-policy.offline-steps", "1000", "--run.updates", str(NUM_OFFLINE))
+    return Planned("off_policy_libero", (*options, *head, *steps), learns_from_samples=True)
+
+
 METHODS: Final = {
     # a head of this recipe begins at the means of the base's tokens, which solve more starts than the likeliest
     "dagger": Planned("dagger_libero", base="token policy by its means"),
     "srpo": Planned("srpo_libero"),
-    "td3_bc": Planned(
-        "off_policy_libero",
-        (
-            *(
-                "--off-policy.algorithm",
-                "td3_bc",
-                "--off-policy.alpha",
-                "0.3",
-                "--run.updates",
-                "2",
-            ),
-            *("--off-policy.updates-per-decision", "20", "--steering.std", "0.05"),
-            # a vector for each control step of the chunk, and corrections that reach every action
-            *("--steering.features", "rows", "--steering.scale", "2.0"),
-        ),
-        samples_first=True,
+    "filtered_bc": _learn_from_samples("--off-policy.algorithm", "filtered_bc"),
+    # at 0.3 the critic's value costs starts
+    "td3_bc": _learn_from_samples(
+        *("--off-policy.algorithm", "td3_bc", "--off-policy.alpha", "0.05")
     ),
     "td3_bc_alone": _learn_from_values("td3_bc"),
     "rlt": _learn_from_values("rlt"),
@@ -123,51 +133,88 @@ def run_planned(name: str, root: Path, options: Sequence[str], keep_in: Path, no
     ]
     if ended:
         fresh += ["--held-out.first-results-of", str(ended[0])]
-    folder = root / name.replace("/", "_")
-    if planned.samples_first:
-        sampled = root / f"sampled_{seed}"
-        sample_base(sampled, seed, folder / "cpu_seconds")
-        fresh += ["--replay.demonstrations", str(sampled / "data")]
     command = (sys.executable, "-m", f"vla_rl.recipes.{planned.recipe}")
-    train_and_keep(name, command, fresh, folder, LIMIT_S, keep_in, note)
+    train_and_keep(name, command, fresh, root / name.replace("/", "_"), LIMIT_S, keep_in, note)
 
 
-def sample_base(folder: Path, seed: str, counted: Path) -> None:
-    """Record an episode of the untrained policy, by sampled tokens, from each training start; what is recorded
-    already is not run again.
+def run_from_samples(
+    name: str, root: Path, options: Sequence[str], keep_in: Path, note: str
+) -> None:
+    """Run what is missing of a run that learns from the untrained policy's samples alone, and keep it.
+
+    Raises: as `run_planned`.
+    """
+    method, _, seed = name.partition("/")
+    folder, sampled = root / name.replace("/", "_"), root / f"sampled_{seed}"
+    counted, data = folder / "cpu_seconds", sampled / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluate("shipped", root / "base", GREEDY, counted)
+    samples = (
+        *("--init-states", "0-39", "--temperature", "1.0", "--seed", seed, "--physics", "fast"),
+        *(
+            "--step-limit",
+            "160",
+            "--image-size",
+            "84",
+            "--videos",
+            "none",
+            "--record-to",
+            str(data),
+        ),
+    )
+    evaluate("shipped", sampled, samples, counted)
+    training = folder / "training"
+    begun = sorted(training.glob("*"))
+    fresh = ("--run.seed", seed, "--replay.from", str(data), "--run.root", str(training))
+    fresh = (*fresh, *METHODS[method].options, *options)
+    if not (begun and (begun[-1] / LAST).exists()):
+        command = (sys.executable, "-m", "vla_rl.recipes.off_policy_libero")
+        chosen = ("--resume", str(begun[-1])) if begun else fresh
+        run_counted((*command, *chosen), counted, LIMIT_S)
+    (run,) = (RunDirectory.existing(path) for path in training.iterdir())
+    seconds = evaluate(str(run.path / LAST), folder / "after", GREEDY, counted)
+    config = read_json(run.config)
+    line = {
+        "run": name,
+        "outcomes_before": read_outcomes(root / "base"),
+        "outcomes_after": read_outcomes(folder / "after"),
+        "env_steps": read_info(data).total_frames,
+        "cpu_seconds": round(seconds),
+        "settings": {part: config[part] for part in ("run", "off_policy", "steering", "replay")},
+        **about_run(run, note),
+    }
+    keep(keep_in, line, lambda line: str(line["run"]))
+
+
+def evaluate(policy: str, folder: Path, options: Sequence[str], counted: Path) -> float:
+    """Run an episode of a policy from each start of the demo's tasks, and what is missing of a stopped evaluation;
+    return the CPU seconds so far.
 
     Args:
-        folder: the data set becomes its `data`.
-        seed: of what is sampled.
+        policy: the policy.
+        folder: of the evaluations, one for each suite.
+        options: the starts, and how it acts.
         counted: file that counts the CPU seconds.
 
     Raises: CalledProcessError if a command fails; CpuLimitExceeded; OSError.
     """
-    counted.parent.mkdir(parents=True, exist_ok=True)
-    for suite, tasks in SAMPLED.items():
-        evaluations = folder / suite
-        begun = sorted(evaluations.glob("*"))
-        options = (
-            *(
-                "shipped",
-                "--suites",
-                suite,
-                "--tasks",
-                tasks,
-                "--init-states",
-                "0-39",
-                "--scenes",
-                "same",
-            ),
-            *("--temperature", "1.0", "--seed", seed, "--physics", "fast", "--step-limit", "160"),
-            *("--image-size", "84", "--videos", "none", "--record-to", str(folder / "data")),
-            *("--root", str(evaluations)),
+    for suite, tasks in SUITES.items():
+        begun = sorted((folder / suite).glob("*"))
+        if begun and (begun[-1] / "results.json").exists():
+            continue
+        chosen = ("--suites", suite, "--tasks", tasks, "--scenes", "same", *options)
+        fresh = (policy, *chosen, "--root", str(folder / suite))
+        command = (sys.executable, "-m", "vla_rl.recipes.eval_libero")
+        run_counted(
+            (*command, *(("--resume", str(begun[-1])) if begun else fresh)), counted, LIMIT_S
         )
-        if begun:
-            options = ("--resume", str(begun[-1]))
-        if not (begun and (begun[-1] / "results.json").exists()):
-            command = (sys.executable, "-m", "vla_rl.recipes.eval_libero", *options)
-            run_counted(command, counted, LIMIT_S)
+    return read_counted(counted)
+
+
+def read_outcomes(folder: Path) -> dict[str, str]:
+    """Return the outcomes of each task of `evaluate`, in the order of the starts."""
+    files = sorted(folder.glob("*/*/episodes.jsonl"))
+    return list_outcomes([record for file in files for record in read_records(file)])
 
 
 def compute_gain(line: dict[str, Any]) -> tuple[float, float, float]:
@@ -220,7 +267,9 @@ def main() -> int:
     return run_missing(
         options,
         PLANNED,
-        lambda name: run_planned(name, options.runs, options.options, options.keep, options.note),
+        lambda name: (
+            run_from_samples if METHODS[name.partition("/")[0]].learns_from_samples else run_planned
+        )(name, options.runs, options.options, options.keep, options.note),
         print_kept,
     )
 
