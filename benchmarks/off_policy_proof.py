@@ -150,23 +150,15 @@ def run_from_samples(
     folder.mkdir(parents=True, exist_ok=True)
     evaluate("shipped", root / "base", GREEDY, counted)
     samples = (
-        *("--init-states", "0-39", "--temperature", "1.0", "--seed", seed, "--physics", "fast"),
-        *(
-            "--step-limit",
-            "160",
-            "--image-size",
-            "84",
-            "--videos",
-            "none",
-            "--record-to",
-            str(data),
-        ),
+        *("--init-states", "0-39", "--step-limit", "160", "--physics", "fast"),
+        *("--image-size", "84", "--temperature", "1.0", "--seed", seed),
+        *("--videos", "none", "--record-to", str(data)),
     )
     evaluate("shipped", sampled, samples, counted)
     training = folder / "training"
     begun = sorted(training.glob("*"))
-    fresh = ("--run.seed", seed, "--replay.from", str(data), "--run.root", str(training))
-    fresh = (*fresh, *METHODS[method].options, *options)
+    source = ("--run.seed", seed, "--replay.from", str(data), "--run.root", str(training))
+    fresh = (*source, *METHODS[method].options, *options)
     if not (begun and (begun[-1] / LAST).exists()):
         command = (sys.executable, "-m", "vla_rl.recipes.off_policy_libero")
         chosen = ("--resume", str(begun[-1])) if begun else fresh

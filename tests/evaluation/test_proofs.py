@@ -12,13 +12,11 @@ import pytest
 
 from benchmarks import flow_libero, flow_reach, language_sums, off_policy_proof
 from benchmarks.counted_cpu import CpuLimitExceeded, read_counted, run_counted
-from benchmarks.flow_runs import count_demonstrated, list_outcomes
+from benchmarks.flow_runs import list_outcomes
 from benchmarks.kept_runs import keep, kept_lines
 from benchmarks.language_sums import gain_over_baseline, outcomes
-from tests.datasets.support.made_datasets import made_episode
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.evaluate import EvalLaunch
-from vla_rl.datasets import LeRobotWriter
 from vla_rl.evaluation import EpisodeRecord
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.recipes.dagger_libero import DaggerLiberoConfig
@@ -216,12 +214,14 @@ LINE = {
 @pytest.mark.parametrize("method", off_policy_proof.METHODS)
 def test_the_options_of_every_run_are_options_of_its_recipe(method: str) -> None:
     planned = off_policy_proof.METHODS[method]
-    arguments = ["--run.seed", "1", *off_policy_proof.STARTS, *planned.options]
+    samples = ("--replay.from", "data")
+    source = samples if planned.learns_from_samples else off_policy_proof.STARTS
+    arguments = ["--run.seed", "1", *source, *planned.options]
     config = parse_command(TrainingLaunch, RECIPES[planned.recipe], "", arguments).config
     assert config.run.seed == 1
 
 
-def test_the_base_samples_each_start_once_and_a_stopped_recording_goes_on(
+def test_an_evaluation_is_of_the_demos_tasks_and_a_stopped_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[list[str]] = []
@@ -231,30 +231,20 @@ def test_the_base_samples_each_start_once_and_a_stopped_recording_goes_on(
         return 1.0
 
     monkeypatch.setattr(off_policy_proof, "run_counted", run)
-    off_policy_proof.sample_base(tmp_path, "2", tmp_path / "run" / "cpu_seconds")
+    counted = tmp_path / "cpu_seconds"
+    off_policy_proof.evaluate("shipped", tmp_path, off_policy_proof.GREEDY, counted)
     configs = [parse_command(EvalLaunch, EvalLiberoConfig, "", each).config for each in called]
-    assert [(each.suites, each.tasks) for each in configs] == [
-        (("libero_object",), "1,6"),
-        (("libero_goal",), "7"),
+    found = [(*each.suites, each.tasks, each.init_states, each.temperature) for each in configs]
+    assert found == [
+        ("libero_object", "1,6", "40-49,1000-1023", None),
+        ("libero_goal", "7", "40-49,1000-1023", None),
     ]
-    assert {(each.temperature, each.seed, each.record_to) for each in configs} == {
-        (1.0, 2, str(tmp_path / "data"))
-    }
-    for suite in off_policy_proof.SAMPLED:
+    for suite in off_policy_proof.SUITES:
         (tmp_path / suite / "eval-1").mkdir(parents=True)
     (tmp_path / "libero_object" / "eval-1" / "results.json").touch()
     called.clear()
-    off_policy_proof.sample_base(tmp_path, "2", tmp_path / "run" / "cpu_seconds")
+    off_policy_proof.evaluate("shipped", tmp_path, off_policy_proof.GREEDY, counted)
     assert called == [["--resume", str(tmp_path / "libero_goal" / "eval-1")]]
-
-
-def test_control_steps_that_a_run_begins_with_count_too(tmp_path: Path) -> None:
-    writer = LeRobotWriter(tmp_path / "data", fps=20)
-    for number, steps in enumerate((5, 7)):
-        writer.add_episode(made_episode(f"episode {number}", steps, seed=number))
-    begun = {"replay": {"demonstrations": str(tmp_path / "data")}}
-    assert count_demonstrated(begun) == 12
-    assert count_demonstrated({"replay": {"demonstrations": None}}) == count_demonstrated({}) == 0
 
 
 def test_a_gain_has_an_interval_over_the_same_starts_and_all_control_steps(
