@@ -156,12 +156,12 @@ def run_from_samples(
     )
     evaluate("shipped", sampled, samples, counted)
     training = folder / "training"
-    begun = sorted(training.glob("*"))
+    started = sorted(training.glob("*"))
     source = ("--run.seed", seed, "--replay.from", str(data), "--run.root", str(training))
     fresh = (*source, *METHODS[method].options, *options)
-    if not (begun and (begun[-1] / LAST).exists()):
+    if not (started and (started[-1] / LAST).exists()):
         command = (sys.executable, "-m", "vla_rl.recipes.off_policy_libero")
-        chosen = ("--resume", str(begun[-1])) if begun else fresh
+        chosen = ("--resume", str(started[-1])) if started else fresh
         run_counted((*command, *chosen), counted, LIMIT_S)
     (run,) = (RunDirectory.existing(path) for path in training.iterdir())
     seconds = evaluate(str(run.path / LAST), folder / "after", GREEDY, counted)
@@ -191,14 +191,14 @@ def evaluate(policy: str, folder: Path, options: Sequence[str], counted: Path) -
     Raises: CalledProcessError if a command fails; CpuLimitExceeded; OSError.
     """
     for suite, tasks in SUITES.items():
-        begun = sorted((folder / suite).glob("*"))
-        if begun and (begun[-1] / "results.json").exists():
+        started = sorted((folder / suite).glob("*"))
+        if started and (started[-1] / "results.json").exists():
             continue
         chosen = ("--suites", suite, "--tasks", tasks, "--scenes", "same", *options)
         fresh = (policy, *chosen, "--root", str(folder / suite))
         command = (sys.executable, "-m", "vla_rl.recipes.eval_libero")
         run_counted(
-            (*command, *(("--resume", str(begun[-1])) if begun else fresh)), counted, LIMIT_S
+            (*command, *(("--resume", str(started[-1])) if started else fresh)), counted, LIMIT_S
         )
     return read_counted(counted)
 
