@@ -39,7 +39,10 @@ class OffPolicyLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
     advantage: AdvantageConfig = AdvantageConfig(name="reinforce_plus_plus")
     reward: RewardConfig = RewardConfig(function="success")
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
-    off_policy: OffPolicyConfig = OffPolicyConfig(algorithm="rlt", updates_per_decision=10.0)
+    # failures end at the step limit alone: if values went on behind it, nothing would ever lower one
+    off_policy: OffPolicyConfig = OffPolicyConfig(
+        algorithm="rlt", updates_per_decision=10.0, bootstrap=False
+    )
     steering: SteeringConfig = SteeringConfig(
         scale=(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 2.0), proprio_size=8
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.off_policy import bootstrap_discounts, chunk_returns
 from vla_rl.engines.device_lane import to_device
+from vla_rl.learner.off_policy.config import OffPolicyConfig
 from vla_rl.replay import TransitionLayout
 
 STATE: Final = ("features", "proprio", "reference")
@@ -67,14 +68,14 @@ class Batch:
 
 
 def make_batch(
-    rows: np.ndarray, layout: TransitionLayout, gamma: float, device: torch.device
+    rows: np.ndarray, layout: TransitionLayout, config: OffPolicyConfig, device: torch.device
 ) -> Batch:
     """Copy rows to the device.
 
     Args:
         rows: of `layout.row_dtype`.
         layout: sizes of the rows.
-        gamma: discount of one control step.
+        config: gamma, and whether values go on behind a limit.
         device: device of the networks.
     """
 
@@ -89,8 +90,9 @@ def make_batch(
         intervened = np.any(intervened, axis=1, keepdims=True)
     lengths = torch.from_numpy(np.array(rows["num_rewards"], np.int64))
     # on the host, where checking the lengths does not wait for the device
-    reward = chunk_returns(torch.from_numpy(np.array(rows["rewards"])), lengths, gamma=gamma)
-    discount = bootstrap_discounts(lengths, gamma=gamma)
+    reward = chunk_returns(torch.from_numpy(np.array(rows["rewards"])), lengths, gamma=config.gamma)
+    discount = bootstrap_discounts(lengths, gamma=config.gamma)
+    ended = rows["terminated"] if config.bootstrap else rows["terminated"] | rows["truncated"]
     state, next_state = (
         State(*(floats(rows[f"{prefix}{name}"]) for name in STATE)) for prefix in ("", "next_")
     )
@@ -99,7 +101,7 @@ def make_batch(
         action=floats(rows["action"]),
         reward=to_device(reward, device),
         discount=to_device(discount, device),
-        terminated=flags(rows["terminated"]),
+        terminated=flags(ended),
         next_state=next_state,
         intervened=flags(intervened),
         expert_action=floats(rows["expert_action"]),
@@ -123,7 +125,7 @@ def make_step_rows(
     actor_rows: np.ndarray | None,
     *,
     layout: TransitionLayout,
-    gamma: float,
+    config: OffPolicyConfig,
     device: torch.device,
     has_own: bool,
 ) -> StepRows:
@@ -132,11 +134,11 @@ def make_step_rows(
     Args:
         rows: the critic's.
         actor_rows: the actor's own, if there are some.
-        layout, gamma, device: as in `make_batch`.
+        layout, config, device: as in `make_batch`.
         has_own: whether the actor reads rows of its own, and not the critic's.
     """
-    critic = make_batch(rows, layout, gamma, device)
+    critic = make_batch(rows, layout, config, device)
     if not has_own:
         return StepRows(critic, critic)
-    own = None if actor_rows is None else make_batch(actor_rows, layout, gamma, device)
+    own = None if actor_rows is None else make_batch(actor_rows, layout, config, device)
     return StepRows(critic, own)

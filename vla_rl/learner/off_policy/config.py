@@ -139,7 +139,7 @@ class OffPolicyConfig(Config, frozen=True, kw_only=True):
         ReadIf(("advantage_temperature", "max_weight"), "algorithm", WEIGHTED),
         ReadIf(("expectile",), "algorithm", ("iql",)),
         ReadIf(("critic_first_steps", "return_range"), "algorithm", (*WITH_Q, "awr")),
-        ReadIf(("actor_every",), "algorithm", WITH_Q),
+        ReadIf(("actor_every", "bootstrap"), "algorithm", WITH_Q),
     )
 
     algorithm: Algorithm = "td3_bc"
@@ -149,6 +149,10 @@ class OffPolicyConfig(Config, frozen=True, kw_only=True):
 
     gamma: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.996
     """Discount of one control step; a chunk of 8 is discounted by 0.996^8 = 0.97."""
+
+    bootstrap: bool = True
+    """Whether an episode that a limit cut off is worth what the critic expects behind the limit. False: the
+    limit is part of the task, and what has not succeeded by then has failed."""
 
     batch: PositiveInt = 256
     """Rows of one gradient step."""

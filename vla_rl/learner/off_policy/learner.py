@@ -202,9 +202,7 @@ class OffPolicyLearner:
         if not (self.training.has_values and episodes and self.training.num_steps):
             return {}
         rows = np.concatenate([episode.rows for episode in episodes])
-        make = partial(
-            make_batch, rows, self.replay.layout, self.config.gamma, self.training.device
-        )
+        make = partial(make_batch, rows, self.replay.layout, self.config, self.training.device)
         batch = await self._lane.prepare(make)
         values = await self._lane.run(self.training.value_rows, batch, work="update")
         return self._calibration.compare(rows, values)
@@ -276,7 +274,7 @@ class OffPolicyLearner:
             rows,
             own,
             layout=self.replay.layout,
-            gamma=self.config.gamma,
+            config=self.config,
             device=self.training.device,
             has_own=self._sampler.has_actor_rows,
         )
