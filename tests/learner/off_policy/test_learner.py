@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError, DataError
+from vla_rl.learner.off_policy.batches import make_batch
 from vla_rl.learner.off_policy.config import (
     DEFAULTS,
     ENTROPIC,
@@ -102,6 +103,28 @@ async def test_an_update_stores_its_episodes_and_makes_the_steps_they_have_earne
     described = policy.describe_states([cut_off.final_observation])
     assert last["truncated"]
     np.testing.assert_array_equal(last["next_features"], described["features"][0])
+
+
+async def test_values_go_on_behind_a_limit_unless_the_limit_is_part_of_the_task(
+    tmp_path: Path,
+) -> None:
+    policy = make_head()
+    async with DeviceLane(1) as lane:
+        with opened_learner(policy, lane, tmp_path) as learner:
+            ends = [
+                await act(policy, lane, 1000, StopReason.SUCCESS),
+                await act(policy, lane, 1001, StopReason.TIME_LIMIT),
+            ]
+            await learner.update(ends, [np.zeros(3, np.float32)] * 2)
+            drawn = learner.replay.buffer.sample(seed=0, update=0, batch=4000)
+            layout, device = learner.replay.layout, torch.device("cpu")
+    rows = drawn[(drawn["episode"] >= 1000) & (drawn["decision"] == 2)]
+    is_success = rows["episode"] == 1000
+    assert 0 < is_success.sum() < len(rows)
+    goes_on = make_batch(rows, layout, OffPolicyConfig(), device).terminated
+    ended = make_batch(rows, layout, OffPolicyConfig(bootstrap=False), device).terminated
+    assert goes_on.tolist() == is_success.tolist()
+    assert ended.all()
 
 
 async def test_no_gradient_step_is_made_before_the_first_rows_are_there(tmp_path: Path) -> None:
