@@ -72,7 +72,7 @@ def make_line(name: str, run: RunDirectory, cpu_seconds: float, note: str) -> di
         raise ValueError(f"{run.path} has not ended: weights {sorted(by_weights)} were evaluated")
     parts = (
         *("run", "scheduler", "learner", "advantage", "critic"),
-        *("off_policy", "steering", "replay", "intervention", "expert"),
+        *("off_policy", "steering", "intervention", "expert"),
     )
     return {
         "run": name,

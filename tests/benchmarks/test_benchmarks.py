@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import language, planner_words, serving
-from benchmarks.flow_runs import join_outcomes, read_curves
+from benchmarks.flow_runs import join_outcomes, print_flow_runs, read_curves
 from benchmarks.planner_learning import compare_runs
 from benchmarks.planner_skills import summarise_skills
 from benchmarks.planner_words import WordScene
@@ -171,3 +171,14 @@ def test_curves_of_a_team_are_those_of_its_members_and_what_is_absent_is_none() 
     assert read_curves(team) == {
         "planner/clip_fraction": [0.2, None], "robot/clip_fraction": [0.3, 0.3],
     }  # fmt: skip
+
+
+def test_runs_that_were_stopped_before_their_end_are_counted_and_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcomes = {"outcomes_before": {"a": "10"}, "outcomes_after": {"a": "11"}}
+    ended = {"run": "ppo/0", "env_steps": 5, "cpu_seconds": 2, **outcomes}
+    print_flow_runs([{"run": "tried", "stopped_after": 6, "env_steps": None}, ended])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "1 runs that were stopped before their end are not shown."
+    assert json.loads(last)["runs"] == ["ppo/0"]
