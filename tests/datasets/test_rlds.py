@@ -58,6 +58,36 @@ def test_a_shard_that_did_not_arrive_is_named_and_what_a_download_left_is_not_re
     assert "00001 is the first" in told[1]
 
 
+def test_a_file_that_was_cut_between_two_episodes_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = copy_rlds(tmp_path / "set") / "1.0.0"
+    assert len(read_rlds(root)) == 2
+    assert not caplog.records
+    (file,) = root.glob("*.tfrecord*")
+    whole = file.read_bytes()
+    # a record is its length, a checksum of that, its bytes and a checksum of these
+    (length,) = struct.unpack("<Q", whole[:8])
+    file.write_bytes(whole[: length + 16])
+    assert len(read_rlds(root)) == 1
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == (
+        f"{file} has another number of episodes, 1, than {root / 'dataset_info.json'} says, 2; download the file "
+        "again if you want all of them."
+    )
+
+
+@pytest.mark.parametrize("told", ["{", '{"splits": {"train": 2}}', '{"splits": [{"name": 1}]}'])
+def test_a_description_that_is_none_is_said_and_refuses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: str
+) -> None:
+    root = copy_rlds(tmp_path / "set") / "1.0.0"
+    (root / "dataset_info.json").write_text(told)
+    assert len(read_rlds(root)) == 2
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{root / 'dataset_info.json'} cannot be compared with the data: ")
+
+
 def test_what_is_held_out_beside_the_training_split_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

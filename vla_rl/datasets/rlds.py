@@ -1,6 +1,7 @@
 """RLDS data sets as TensorFlow Datasets stores them: one `tf.train.Example` an episode.
 
     <name>/1.0.0/features.json                                    recognises the folder
+    <name>/1.0.0/dataset_info.json                                how many episodes each file has
     <name>/1.0.0/<name>-train.tfrecord-00000-of-00016             episodes
         steps/action                              float32 [T * D], in the environment's units
         steps/observation/image, ...              T encoded images (JPEG or PNG) a camera
@@ -21,12 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.datasets.tf_records import DOWNLOAD_AGAIN, Example, Span, read_examples, read_span
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import find_files, reading
+from vla_rl.util.foreign_data import describe_cause, find_files, reading
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ SHARD: Final = re.compile(
 """The name of one of a split's files, and what a download puts behind it."""
 
 FEATURES_FILE: Final = "features.json"
+INFO_FILE: Final = "dataset_info.json"
 OBSERVATION: Final = "steps/observation/"
 INSTRUCTIONS: Final = (
     "steps/language_instruction",
@@ -52,6 +55,15 @@ KNOWN_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "action": ("action",),
 }
 """Names of our observation keys in published data sets; other features keep their names."""
+
+
+class _Split(msgspec.Struct, rename="camel"):
+    name: str
+    shard_lengths: list[int] = []
+
+
+class _DatasetInfo(msgspec.Struct):
+    splits: list[_Split] = []
 
 
 def find_rlds_files(path: Path) -> list[Path]:
@@ -85,7 +97,9 @@ def read_rlds(path: Path, *, fields: Mapping[str, str] | None = None) -> list[Re
         raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
     files = _leave_out_held_out(_leave_out_copies(find_rlds_files(path)))
     _warn_of_missing_shards(files)
-    episodes = [episode for file in files for episode in _read_file(file, asked)]
+    by_file = {file: list(_read_file(file, asked)) for file in files}
+    _warn_of_other_lengths({file: len(episodes) for file, episodes in by_file.items()})
+    episodes = [episode for episodes in by_file.values() for episode in episodes]
     if not episodes:
         raise DataError(f"{path} holds no episode in {len(files)} files; {DOWNLOAD_AGAIN}.")
     return episodes
@@ -140,6 +154,38 @@ def _warn_of_missing_shards(files: Sequence[Path]) -> None:
                 split,
                 first,
             )
+
+
+def _warn_of_other_lengths(num_episodes: Mapping[Path, int]) -> None:
+    """Log a warning for each file that has another number of episodes than `dataset_info.json` says: one that was
+    cut between two records is a whole file by itself."""
+    for folder in {file.parent for file in num_episodes}:
+        info = folder / INFO_FILE
+        try:
+            # protobuf writes whole numbers of 64 bits as texts
+            said = msgspec.json.decode(info.read_bytes(), type=_DatasetInfo, strict=False)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            _log.warning("%s cannot be compared with the data: %s.", info, describe_cause(error))
+            continue
+        lengths = {split.name: split.shard_lengths for split in said.splits}
+        for file, found in num_episodes.items():
+            shard = SHARD.fullmatch(file.name)
+            if file.parent != folder or shard is None:
+                continue
+            of_split = lengths.get(shard["split"].rpartition("-")[2], [])
+            number = int(shard["number"])
+            # another number of files was written anew, with other lengths
+            if number < len(of_split) == int(shard["total"]) and of_split[number] != found:
+                _log.warning(
+                    "%s has another number of episodes, %d, than %s says, %d; download the file again if you want all "
+                    "of them.",
+                    file,
+                    found,
+                    info,
+                    of_split[number],
+                )
 
 
 def _read_file(path: Path, fields: Mapping[str, str]) -> Iterator[RecordedEpisode]:
