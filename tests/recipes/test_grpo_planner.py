@@ -26,10 +26,10 @@ from vla_rl.models.shipped import GOAL_PLANNER
 from vla_rl.recipes.grpo_planner import (
     GrpoPlannerConfig,
     find_other_images,
-    list_requests,
     main,
     make_team,
     one_env_of_each_scene,
+    read_requests,
     training_agent,
     training_starts,
     validation_agent,
@@ -136,10 +136,18 @@ def test_training_and_held_out_requests_share_no_start() -> None:
 def test_own_requests_are_read_with_their_order_and_what_they_forbid(tmp_path: Path) -> None:
     row = {"request": "light it", "goals": ["turnon flat_stove_1"], "in_order": True}
     file = write_requests(tmp_path / "own.jsonl", row, row)
-    (first, _) = list_requests(parsed("--requests", file).config)
+    (first, _) = read_requests(file)
     assert (first.request, first.goals, first.in_order) == (
         "light it", ("turnon flat_stove_1",), True,
     )  # fmt: skip
+
+
+def test_own_held_out_requests_are_run_from_held_out_starts(tmp_path: Path) -> None:
+    row = {"request": "light it", "goals": ["turnon flat_stove_1"]}
+    file = write_requests(tmp_path / "own.jsonl", row, {**row, "request": "turn it on"})
+    starts = validation_starts(parsed("--validation-requests", file).config)
+    assert [start.env.kwargs["request"] for start in starts] == ["light it", "turn it on"]
+    assert [start.options["init_state_id"] for start in starts] == [40, 41]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +171,7 @@ def test_a_request_that_cannot_be_fulfilled_is_refused_before_anything_starts(
     good = {"request": "light it", "goals": ["turnon flat_stove_1"]}
     file = write_requests(tmp_path / "own.jsonl", good, {"request": "do it", **row})
     with pytest.raises(ConfigError, match=told):
-        list_requests(parsed("--requests", file).config)
+        read_requests(file)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +180,10 @@ def test_a_request_that_cannot_be_fulfilled_is_refused_before_anything_starts(
         ("--learns robot --planner-optimizer.lr 1e-3", "planner_optimizer.* learns is 'robot'"),
         ("--learns planner --learner.optimizer.lr 1e-3", "learner.optimizer.* planner_optimizer"),
         ("--requests own.jsonl --num-requests 9", "num_requests is 9.* requests is 'own.jsonl'"),
+        (
+            "--validation-requests own.jsonl --num-validation 9",
+            "num_validation is 9.* validation_requests is 'own.jsonl'",
+        ),
     ],
 )
 def test_options_that_nothing_would_read_are_refused(options: str, told: str) -> None:
@@ -181,7 +193,7 @@ def test_options_that_nothing_would_read_are_refused(options: str, told: str) ->
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nothing.jsonl is no file"):
-        list_requests(parsed("--requests", str(tmp_path / "nothing.jsonl")).config)
+        read_requests(str(tmp_path / "nothing.jsonl"))
 
 
 def test_who_learns_is_chosen_and_the_shipped_policies_make_the_team() -> None:

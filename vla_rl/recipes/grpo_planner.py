@@ -11,7 +11,7 @@ the robot by its calls (`--advantage.name hierarchical_rloo`):
     --advantage.name grpo               one advantage for all decisions of an agent in an episode
     --planner-policy smollm2            a public language model (`vla-rl install smollm2`)
     --planner-policy new                a small one with random weights
-    --requests my_requests.jsonl        requests of your own
+    --requests my_requests.jsonl        requests of your own; --validation-requests: held-out ones
 
 Held-out requests, in other words and of other combinations of skills, are run before the first update and
 after the last. There, and where it does not learn, the robot acts by the means of its tokens, if it has means.
@@ -82,6 +82,7 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     READ_IF: ClassVar[tuple[ReadIf, ...]] = (
         ReadIf(("planner_optimizer",), "learns", ("both", "planner")),
         ReadIf(("num_requests",), "requests", (None,)),
+        ReadIf(("num_validation",), "validation_requests", (None,)),
     )
 
     run: RunConfig = RunConfig(name="grpo_planner", updates=24, checkpoint_every=8)
@@ -122,6 +123,9 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
     num_requests: PositiveInt = 256
     """Number of drawn requests to train on."""
 
+    validation_requests: str | None = None
+    """File of held-out requests for the validation, with the fields of `Request`. None: drawn ones."""
+
     num_validation: NonNegativeInt = 20
     """Held-out requests of each kind, wordings and combinations, for the validation before the first update
     and after the last. 0: none."""
@@ -155,23 +159,21 @@ class GrpoPlannerConfig(PlannerTrainingConfig, frozen=True, kw_only=True):
         return LiberoScene.from_options(self, self.policy, self.step_limit)
 
 
-def list_requests(config: GrpoPlannerConfig) -> list[Request]:
-    """Return the requests to train on.
+def read_requests(file: str) -> list[Request]:
+    """Return the requests of a file.
 
     Raises: DataError for a file that cannot be read; ConfigError naming the row of a request that is none,
         or whose goals cannot hold in the scene.
     """
-    if config.requests is None:
-        return draw_requests("train", config.num_requests, config.run.seed)
     found = []
-    for number, row in enumerate(read_prompts(config.requests, ("request", "goals"))):
+    for number, row in enumerate(read_prompts(file, ("request", "goals"))):
         try:
             request = msgspec.convert(row, Request)
             if not request.request.strip():
                 raise ValueError("the request has no words, expected what the planner is asked for")
             check_request(find_task(SUITE, SCENE_TASK), request.goals, request.forbidden)
         except (msgspec.ValidationError, ValueError) as error:
-            raise ConfigError(f"{config.requests}: row {number}: {error}") from error
+            raise ConfigError(f"{file}: row {number}: {error}") from error
         found.append(request)
     return found
 
@@ -202,16 +204,23 @@ def make_starts(
 
 
 def training_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
-    """Return the requests to train on, from the starts to train on."""
-    return make_starts(config, list_requests(config), range(NUM_STARTS))
+    """Return the requests to train on, from the starts to train on. Raises: as `read_requests`."""
+    if config.requests is None:
+        requests = draw_requests("train", config.num_requests, config.run.seed)
+    else:
+        requests = read_requests(config.requests)
+    return make_starts(config, requests, range(NUM_STARTS))
 
 
 def validation_starts(config: GrpoPlannerConfig) -> list[TaskStart]:
-    """Return held-out requests from held-out starts."""
+    """Return held-out requests from held-out starts. Raises: as `read_requests`."""
     splits: tuple[Split, ...] = ("wordings", "combinations")
-    requests = [
-        request for split in splits for request in draw_requests(split, config.num_validation)
-    ]
+    if config.validation_requests is None:
+        requests = [
+            each for split in splits for each in draw_requests(split, config.num_validation)
+        ]
+    else:
+        requests = read_requests(config.validation_requests)
     return make_starts(config, requests, range(NUM_STARTS, NUM_STARTS + 10))
 
 
@@ -255,12 +264,13 @@ def validation_agent(config: GrpoPlannerConfig, robot: Any) -> "partial[Any]":
 
 
 def make_validation(config: GrpoPlannerConfig, robot: Any) -> Validation | None:
-    """Return the validation of the run; None if `num_validation` is 0."""
-    if config.num_validation == 0:
+    """Return the validation of the run; None without held-out requests."""
+    starts = validation_starts(config)
+    if not starts:
         return None
     agent = validation_agent(config, robot)
     sampling = Sampling(temperature=config.temperature)
-    return Validation(validation_starts(config), 1, agent, sampling)
+    return Validation(starts, 1, agent, sampling)
 
 
 def make_planner(config: GrpoPlannerConfig) -> "LanguageModel[Any]":
