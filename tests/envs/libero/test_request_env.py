@@ -76,6 +76,17 @@ def test_each_goal_is_progress_and_success_does_not_end_the_episode(make_env: An
     assert (reward, info["is_success"]) == (-0.5, False)
 
 
+def test_a_policy_reads_the_request_and_not_the_task_whose_scene_it_is(make_env: Any) -> None:
+    env = make_env(goals=[STOVE])
+    told = env.step(IDLE)[0]["instruction"]
+    assert told == "tidy up"
+    assert env.observation_space["instruction"].contains(told)
+    before = env.observation_space
+    other = make_env(goals=[STOVE, DRAWER])
+    # a vector environment takes environments of one space
+    assert other.observation_space == before
+
+
 def test_the_hand_goes_home_once_something_is_newly_true(make_env: Any) -> None:
     env = make_env(goals=[DRAWER, STOVE])
     home = env.reset(options={"init_state_id": 2})[0]["state"][:3]

@@ -6,11 +6,14 @@ done. Goals are predicates of LIBERO's goal files, evaluated by LIBERO's own cod
 """
 
 import os
+import string
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces
 
+from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.envs.image_env import require_state
 from vla_rl.envs.libero.assets import find_package_assets
 from vla_rl.envs.libero.env import LiberoEnv
@@ -43,6 +46,7 @@ class LiberoRequestEnv(LiberoEnv):
 
     Observation, action and starts are those of `LiberoEnv` for the task whose scene it is. What differs:
 
+    Observation: `instruction` is the request.
     Reward: the change of the progress in that control step. Progress is the share of the goals that hold,
         less that share for each forbidden one that holds; with `in_order`, goals count from the first on, as
         long as each came true after the one before it; one that comes undone for a second comes true anew.
@@ -82,10 +86,13 @@ class LiberoRequestEnv(LiberoEnv):
                 "request or goals are missing, expected the words of a request and its predicates: "
                 'request="put the bowl on the plate", goals=["on akita_black_bowl_1 plate_1"].'
             )
+        self._request, self._in_order = (
+            request,
+            in_order,
+        )  # the observation space has the request's characters
         super().__init__(suite, task_id, step_limit=step_limit or 600, **others)
         check_request(self.task, goals, forbidden)
         _check_predicates(self.scene, self.task, (*goals, *forbidden))
-        self._request, self._in_order = request, in_order
         self._goals, self._forbidden = (
             [goal.split() for goal in goals],
             [each.split() for each in forbidden],
@@ -138,6 +145,15 @@ class LiberoRequestEnv(LiberoEnv):
         self._known = self._list_true_facts()
         self._progress, self._is_success = self._measure_progress()
         return observation, self._info()
+
+    def _make_observation_space(self) -> spaces.Dict:
+        # one space for all requests in ASCII, as a vector environment needs it
+        others = "".join(sorted(set(self._request) - set(string.printable)))
+        words = Words(max(1024, len(self._request)), charset=string.printable + others)
+        return spaces.Dict({**super()._make_observation_space().spaces, "instruction": words})
+
+    def _observation(self) -> Observation:
+        return {**super()._observation(), "instruction": self._request}
 
     def get_state(self) -> dict[str, Any]:
         """Return the whole state, with what of the request has come true."""
