@@ -125,6 +125,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "lerobot/video_files.py: read_video_tables": lambda root: read_video_tables(root / "x"),
     "opening.py: _read_any": lambda root: everything_in(root / "x"),
     "opening.py: read_recording": lambda root: read_recording(root / "x"),
+    "rlds.py: _warn_of_other_lengths": lambda root: described_rlds(root),
     "rlds.py: _read_frame": lambda root: rlds_frame(root),
     "rlds.py: _read_instructions": lambda root: read_rlds(at_rlds(root)),
     "tf_records.py: read_examples": lambda root: read_rlds(at_rlds(root)),
@@ -172,6 +173,14 @@ def at_rlds(root: Path) -> Path:
     at(root, "set/data.tfrecord-00000-of-00001")
     (root / "set/features.json").write_text("{}")
     return root / "set"
+
+
+def described_rlds(root: Path) -> Any:
+    """Read a data set that the file describes."""
+    LAYOUTS["rlds"](root / "set")
+    (description,) = (root / "set").rglob("dataset_info.json")
+    (root / "x").rename(description)
+    return read_rlds(root / "set")
 
 
 def rlds_frame(root: Path) -> Any:

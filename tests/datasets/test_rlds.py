@@ -77,17 +77,6 @@ def test_a_file_that_was_cut_between_two_episodes_is_named(
     )
 
 
-@pytest.mark.parametrize("told", ["{", '{"splits": {"train": 2}}', '{"splits": [{"name": 1}]}'])
-def test_a_description_that_is_none_is_said_and_refuses_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: str
-) -> None:
-    root = copy_rlds(tmp_path / "set") / "1.0.0"
-    (root / "dataset_info.json").write_text(told)
-    assert len(read_rlds(root)) == 2
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{root / 'dataset_info.json'} cannot be compared with the data: ")
-
-
 def test_what_is_held_out_beside_the_training_split_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.datasets.tf_records import DOWNLOAD_AGAIN, Example, Span, read_examples, read_span
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import describe_cause, find_files, reading
+from vla_rl.util.foreign_data import find_files, reading
 
 _log = logging.getLogger(__name__)
 
@@ -158,17 +158,17 @@ def _warn_of_missing_shards(files: Sequence[Path]) -> None:
 
 def _warn_of_other_lengths(num_episodes: Mapping[Path, int]) -> None:
     """Log a warning for each file that has another number of episodes than `dataset_info.json` says: one that was
-    cut between two records is a whole file by itself."""
+    cut between two records is a whole file by itself.
+
+    Raises: DataError if that file is none.
+    """
     for folder in {file.parent for file in num_episodes}:
         info = folder / INFO_FILE
-        try:
+        if not info.exists():
+            continue
+        with reading(info, "the description of an RLDS data set", DOWNLOAD_AGAIN):
             # protobuf writes whole numbers of 64 bits as texts
             said = msgspec.json.decode(info.read_bytes(), type=_DatasetInfo, strict=False)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            _log.warning("%s cannot be compared with the data: %s.", info, describe_cause(error))
-            continue
         lengths = {split.name: split.shard_lengths for split in said.splits}
         for file, found in num_episodes.items():
             shard = SHARD.fullmatch(file.name)
