@@ -164,6 +164,12 @@ def test_a_request_whose_objects_are_not_in_the_scene_is_refused_without_the_sim
         check_request(task, [])
 
 
+@pytest.mark.parametrize("request_words", ["", 42, None])
+def test_a_request_without_words_is_refused(request_words: Any) -> None:
+    with pytest.raises(ValueError, match="request or goals are missing"):
+        LiberoRequestEnv(request_words, goals=[STOVE])
+
+
 def test_names_of_objects_and_regions_are_words() -> None:
     assert name_in_words("akita_black_bowl_1") == "akita black bowl"
     assert name_in_words("wooden_cabinet_1_top_side") == "top side of the wooden cabinet"

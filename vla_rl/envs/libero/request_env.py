@@ -81,15 +81,13 @@ class LiberoRequestEnv(LiberoEnv):
         step_limit: int | None = None,
         **others: Any,
     ) -> None:
-        if not request or not goals:
+        if not isinstance(request, str) or not request or not goals:
             raise ValueError(
                 "request or goals are missing, expected the words of a request and its predicates: "
                 'request="put the bowl on the plate", goals=["on akita_black_bowl_1 plate_1"].'
             )
-        self._request, self._in_order = (
-            request,
-            in_order,
-        )  # the observation space has the request's characters
+        # first of all: the observation space has the request's characters
+        self._request, self._in_order = request, in_order
         super().__init__(suite, task_id, step_limit=step_limit or 600, **others)
         check_request(self.task, goals, forbidden)
         _check_predicates(self.scene, self.task, (*goals, *forbidden))
