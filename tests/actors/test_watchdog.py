@@ -43,6 +43,28 @@ async def test_a_stall_is_reported_with_who_waits_for_whom_and_every_task() -> N
     assert "in Counter.wait_for_gate" in report  # the innermost frame of the actor's own task
 
 
+async def test_what_stands_at_one_line_is_reported_once() -> None:
+    out = Told()
+    gate = asyncio.Event()
+
+    async def wait_for_gate() -> None:
+        with waiting("runtime", on="its fork server"):
+            await gate.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(10):
+            group.create_task(wait_for_gate(), name=f"starter {number}")
+        await asyncio.sleep(0)
+        with Watchdog(stall_after_s=0.2, out=out):
+            await asyncio.to_thread(out.reported.wait, 20)
+        gate.set()
+    report = out.getvalue()
+    assert re.search(r"runtime waits for its fork server since \d\.\d s \(10 times\)\n", report)
+    first_eight = ", ".join(repr(f"starter {number}") for number in range(8))
+    assert f"task {first_eight} and 2 more:\n" in report
+    assert report.count("in test_what_stands_at_one_line_is_reported_once.<locals>") == 1
+
+
 async def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it() -> None:
     out = Told()
     with Watchdog(stall_after_s=0.2, out=out):

@@ -56,6 +56,8 @@ class RecordedExit:
 
 
 MOST_EXITS: Final = 20
+MOST_NAMES: Final = 8
+"""Tasks that a report names of those that stand at one line."""
 
 _waits: dict[int, Wait] = {}
 _exits: deque[RecordedExit] = deque(maxlen=MOST_EXITS)
@@ -296,7 +298,13 @@ class Watchdog:
             _format_wait_graph(),
             f"thread of the loop:\n{format_thread_stack(self._loop_thread_id)}",
         ]
-        parts += [_format_task_stack(task) for task in list_tasks(self._loop)]
+        # Of 64 simulators that start, 64 tasks stand at the same line.
+        alike: dict[str, list[str]] = {}
+        for task in list_tasks(self._loop):
+            alike.setdefault(_format_task_stack(task), []).append(repr(task.get_name()))
+        for stack, names in alike.items():
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            parts.append(f"task {', '.join(names[:MOST_NAMES])}{more}:{stack}")
         return "\n".join(parts)
 
     def _watch(self) -> None:
@@ -336,12 +344,19 @@ class Watchdog:
 
 def _format_wait_graph() -> str:
     now = time.monotonic()
-    lines = [f"    {wait.describe(now)}" for wait in list_waits()]
+    # The longest wait of several between the same two.
+    alike: dict[tuple[str, str], list[Wait]] = {}
+    for wait in list_waits():
+        alike.setdefault((wait.who, wait.on), []).append(wait)
+    lines = [
+        f"    {waits[0].describe(now)}" + (f" ({len(waits)} times)" if len(waits) > 1 else "")
+        for waits in alike.values()
+    ]
     return "who waits for whom:\n" + ("\n".join(lines) if lines else "    no task reports a wait")
 
 
 def _format_task_stack(task: "asyncio.Task[Any]") -> str:
-    lines = [f"task {task.get_name()!r}:"]
+    lines = [""]
     for frame in list_awaiting_frames(task.get_coro()):
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}')

@@ -339,13 +339,8 @@ def make_episode_table(
         else:
             arrays.append(_make_number_column(np.asarray(values[name]), feature))
     table = pa.Table.from_arrays(arrays, names=list(features))
-    note = {
-        "info": {
-            "features": {
-                name: _describe_for_datasets(feature) for name, feature in features.items()
-            }
-        }
-    }
+    described = {name: _describe_for_datasets(feature) for name, feature in features.items()}
+    note = {"info": {"features": described}}
     return table.replace_schema_metadata({"huggingface": json.dumps(note)})
 
 

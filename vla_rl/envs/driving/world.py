@@ -129,17 +129,9 @@ class Traffic:
 def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
     """Draw road users: the car first, at its start, and up to eleven others."""
     start = float(np.hypot(*(roads.route - np.zeros(2)).T).argmin())
-    rows = [
-        _RoadUser(
-            CAR,
-            roads.route,
-            start,
-            rng.uniform(0.5, 1.0) * roads.speed_limit,
-            roads.speed_limit,
-            roads.stop,
-            False,
-        )
-    ]
+    limit = roads.speed_limit
+    speed = rng.uniform(0.5, 1.0) * limit
+    rows = [_RoadUser(CAR, roads.route, start, speed, limit, roads.stop, False)]
     taken = [roads.route[int(start)]]
     for path in roads.paths:
         for _ in range(int(rng.integers(0, 3))):
@@ -152,9 +144,7 @@ def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
                 break
             taken.append(spot)
             kind = CYCLIST if rng.random() < 0.15 else CAR
-            wanted = float(
-                rng.uniform(3, 5) if kind == CYCLIST else rng.uniform(0.6, 1.1) * roads.speed_limit
-            )
+            wanted = float(rng.uniform(3, 5) if kind == CYCLIST else rng.uniform(0.6, 1.1) * limit)
             rows.append(
                 _RoadUser(
                     kind, path.points, position, 0.8 * wanted, wanted, path.stop, path.crosses
@@ -172,18 +162,9 @@ def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
         position = int(start) + int(rng.integers(18, 45))
         side = tangents(roads.route)[position]
         spot = roads.route[position] + np.array([side[1], -side[0]]) * float(rng.uniform(1.5, 1.9))
-        rows.append(
-            _RoadUser(
-                CONE,
-                spot + np.zeros((3, 2)) + side * np.arange(3)[:, None],
-                0.0,
-                0.0,
-                0.0,
-                None,
-                False,
-            )
-        )
-    return _stack_users(rows, roads.speed_limit)
+        cones = spot + np.zeros((3, 2)) + side * np.arange(3)[:, None]
+        rows.append(_RoadUser(CONE, cones, 0.0, 0.0, 0.0, None, False))
+    return _stack_users(rows, limit)
 
 
 @dataclass

@@ -165,13 +165,9 @@ class TokenBase(FrozenBase[PolicyT, BatchT, TokenRead]):
                 rising numbers. For a Gaussian that would be the number mean + std * standard.
         """
         uniforms = torch.special.ndtr(standard.double())
-        num_rows, device = len(standard), standard.device
-        chosen, _ = choose(
-            read.logits,
-            torch.ones(num_rows, device=device),
-            torch.zeros(num_rows, dtype=torch.bool, device=device),
-            uniforms if self._is_rising else 1.0 - uniforms,
-        )
+        uniforms = uniforms if self._is_rising else 1.0 - uniforms
+        ones = torch.ones(len(standard), device=standard.device)
+        chosen, _ = choose(read.logits, ones, torch.zeros_like(ones, dtype=torch.bool), uniforms)
         return chosen + self.first_id
 
     def find_quantiles(self, read: TokenRead, samplings: Sequence[Sampling]) -> Tensor:
@@ -348,9 +344,7 @@ class FlowBase(FrozenBase[FlowPolicy, FlowInputs, Prefix]):
         network: Any = self.policy.network
         rows = torch.arange(network.horizon, device=noise.device).clamp(max=noise.shape[1] - 1)
         dims = torch.arange(network.action_dim, device=noise.device) % self.action_dim
-        chunk = self.policy.choose(read, samplings, noise[:, rows][:, :, dims]).chunk
-        assert chunk is not None
-        return chunk
+        return self.numbers(self.policy.choose(read, samplings, noise[:, rows][:, :, dims]))
 
     def draw_noise(self, samplings: Sequence[Sampling]) -> Tensor:
         """Return the first noise of the executed rows that the base draws on its own, float32 [N, C, D]."""
