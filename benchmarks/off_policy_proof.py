@@ -92,7 +92,7 @@ def _learn_from_samples(*options: str) -> Planned:
 METHODS: Final = {
     # a head of this recipe begins at the means of the base's tokens, which solve more starts than the likeliest
     "dagger": Planned("dagger_libero", base="token policy by its means"),
-    "srpo": Planned("srpo_libero", ("--run.updates", "26", "--learner.epochs", "1")),
+    "srpo": Planned("srpo_libero", ("--run.updates", "26")),
     "filtered_bc": _learn_from_samples("--off-policy.algorithm", "filtered_bc"),
     # at 0.3 the critic's value costs starts
     "td3_bc": _learn_from_samples(
@@ -101,7 +101,7 @@ METHODS: Final = {
     "td3_bc_alone": _learn_from_values("td3_bc"),
     "rlt": _learn_from_values("rlt"),
     # 10 of these 26 updates have as many control steps
-    "srpo_short": Planned("srpo_libero", ("--run.updates", "10", "--learner.epochs", "1")),
+    "srpo_short": Planned("srpo_libero", ("--run.updates", "10")),
     "dsrl": Planned(
         "off_policy_libero",
         (

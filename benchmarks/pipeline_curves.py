@@ -47,10 +47,7 @@ class Measured(NamedTuple):
 CARTPOLE: Final = ("--chunk-size", "2", "--step-limit", "100", "--simulators.num-envs", "4")
 WIDER_CLIP: Final = ("--learner.loss.clip-low", "0.02", "--learner.loss.clip-high", "0.03")
 LIBERO: Final = ("--assets", "stand-ins")
-SHORT: Final = (
-    *LIBERO,
-    *("--run.updates", "12", "--learner.epochs", "1", "--held-out.init-states", "None"),
-)
+SHORT: Final = (*LIBERO, "--run.updates", "12", "--held-out.init-states", "None")
 STALENESS: Final = "--scheduler.max-staleness"
 
 CURVES: Final = {

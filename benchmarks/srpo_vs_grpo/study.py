@@ -46,7 +46,7 @@ SHARED: Final = (
     # the tasks of the demo that the base policy fails most
     *("--tasks", "libero_object/1,6"),
     *("--held-out.init-states", "40-49,1000-1041"),
-    *("--run.updates", str(NUM_UPDATES), "--learner.epochs", "1"),
+    *("--run.updates", str(NUM_UPDATES)),
 )
 
 OF_THE_MACHINE: Final = ("run", "simulators", "policy", "cluster")
