@@ -59,7 +59,7 @@ async def test_what_stands_at_one_line_is_reported_once() -> None:
             await asyncio.to_thread(out.reported.wait, 20)
         gate.set()
     report = out.getvalue()
-    assert re.search(r"runtime waits for its fork server since \d\.\d s \(10 times\)\n", report)
+    assert re.search(r"runtime waits for its fork server since \d+\.\d s \(10 times\)\n", report)
     first_eight = ", ".join(repr(f"starter {number}") for number in range(8))
     assert f"task {first_eight} and 2 more:\n" in report
     assert report.count("in test_what_stands_at_one_line_is_reported_once.<locals>") == 1

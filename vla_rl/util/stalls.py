@@ -299,12 +299,12 @@ class Watchdog:
             f"thread of the loop:\n{format_thread_stack(self._loop_thread_id)}",
         ]
         # Of 64 simulators that start, 64 tasks stand at the same line.
-        alike: dict[str, list[str]] = {}
+        alike: dict[tuple[str, ...], list[str]] = {}
         for task in list_tasks(self._loop):
             alike.setdefault(_format_task_stack(task), []).append(repr(task.get_name()))
         for stack, names in alike.items():
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            parts.append(f"task {', '.join(names[:MOST_NAMES])}{more}:{stack}")
+            parts += [f"task {', '.join(names[:MOST_NAMES])}{more}:", *stack]
         return "\n".join(parts)
 
     def _watch(self) -> None:
@@ -355,9 +355,8 @@ def _format_wait_graph() -> str:
     return "who waits for whom:\n" + ("\n".join(lines) if lines else "    no task reports a wait")
 
 
-def _format_task_stack(task: "asyncio.Task[Any]") -> str:
-    lines = [""]
-    for frame in list_awaiting_frames(task.get_coro()):
-        code = frame.f_code
-        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}')
-    return "\n".join(lines)
+def _format_task_stack(task: "asyncio.Task[Any]") -> tuple[str, ...]:
+    return tuple(
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_qualname}'
+        for frame in list_awaiting_frames(task.get_coro())
+    )
