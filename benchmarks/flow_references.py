@@ -30,8 +30,8 @@ from vla_rl.models.flow.transitions import Method, Schedule, log_density
 from vla_rl.models.small_files import save_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "models" / "support"))
-broken_folders, pi_folders, tiny_pi, tiny_smolvla = (
-    import_module(name) for name in ("broken_folders", "pi_folders", "tiny_pi", "tiny_smolvla")
+golden_flow, pi_folders, tiny_smolvla = (
+    import_module(name) for name in ("golden_flow", "pi_folders", "tiny_smolvla")
 )
 
 METHODS: Final[dict[str, Method]] = {
@@ -127,9 +127,9 @@ def golden_errors() -> dict[str, float]:
     errors: dict[str, float] = {}
     for kind in ("pi0", "pi05"):
         for project in ("lerobot", "openpi"):
-            golden = tiny_pi.golden_arrays(kind, project)
-            network = tiny_pi.golden_network(kind, project)
-            inputs = tiny_pi.golden_inputs(kind, project)
+            golden = golden_flow.golden_arrays(kind, project)
+            network = golden_flow.golden_network(kind, project)
+            inputs = golden_flow.golden_inputs(kind, project)
             found = network_errors(network, golden, inputs) | step_errors(network, golden, inputs)
             errors |= {f"{kind}/{project}/{name}": error for name, error in found.items()}
     golden = tiny_smolvla.golden_arrays()
@@ -173,9 +173,9 @@ def count_refused() -> int:
     """Return how many of the ten broken folders are refused in the words that name the fault."""
     refused = 0
     with tempfile.TemporaryDirectory() as scratch:
-        for number, (change, words) in enumerate(broken_folders.BROKEN.values()):
+        for number, (change, words) in enumerate(pi_folders.BROKEN.values()):
             folder = pi_folders.write_lerobot(Path(scratch) / str(number), "pi05")
-            broken_folders.load_for_robot(folder)  # whole, it loads
+            pi_folders.load_for_robot(folder)  # whole, it loads
             change(folder)
             refused += _is_refused(folder, words)
     return refused
@@ -183,7 +183,7 @@ def count_refused() -> int:
 
 def _is_refused(folder: Path, words: str) -> bool:
     try:
-        broken_folders.load_for_robot(folder)
+        pi_folders.load_for_robot(folder)
     except CheckpointError as error:
         return re.search(words, str(error)) is not None
     return False

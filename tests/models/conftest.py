@@ -1,17 +1,25 @@
 """Small policies, checkpoints, observations for the tests of the models."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
+from vla_rl.engines import DeviceLane
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny
 
 for helpers in ("golden",):
     sys.path.insert(0, str(Path(__file__).parent / helpers))
+
+
+@pytest_asyncio.fixture
+async def lane() -> AsyncIterator[DeviceLane]:
+    async with DeviceLane(num_threads=1) as lane:
+        yield lane
 
 
 @pytest.fixture(scope="session")

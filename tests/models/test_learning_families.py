@@ -3,7 +3,7 @@ and in bfloat16.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
@@ -26,12 +26,6 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Traje
 MakeObservation = Callable[..., dict[str, Any]]
 FAMILIES = ("openvla", "tokens", "l1")
 BFLOAT16 = torch.bfloat16
-
-
-@pytest.fixture
-async def lane() -> AsyncIterator[DeviceLane]:
-    async with DeviceLane(num_threads=1) as lane:
-        yield lane
 
 
 def made(family: str) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,6 @@ def test_a_white_frame_has_the_number_that_imagenet_gives_it() -> None:
 
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-async def lane() -> AsyncIterator[DeviceLane]:
-    async with DeviceLane(1) as lane:
-        yield lane
 
 
 def config_of(folder: str, **fields: Any) -> VJepa2Config:

@@ -12,7 +12,7 @@ import pi_folders
 import pytest
 import tiny_smolvla
 import torch
-from broken_folders import set_width
+from pi_folders import set_width
 from safetensors.torch import load_file
 from small_flow import TINY, observe, tiny_policy
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import golden_flow
 import numpy as np
 import pi_folders
 import pytest
-import tiny_pi
 import torch
 from PIL import Image
 from torch import Tensor
@@ -43,8 +43,11 @@ BOUND = 1e-5
 @pytest.mark.parametrize("project", ["lerobot", "openpi"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_array_of_the_golden_files_is_met(kind: PiKind, project: str) -> None:
-    golden = tiny_pi.golden_arrays(kind, project)
-    network, inputs = tiny_pi.golden_network(kind, project), tiny_pi.golden_inputs(kind, project)
+    golden = golden_flow.golden_arrays(kind, project)
+    network, inputs = (
+        golden_flow.golden_network(kind, project),
+        golden_flow.golden_inputs(kind, project),
+    )
     errors = network_errors(network, golden, inputs) | step_errors(network, golden, inputs)
     # an adaptive norm alone, whose weights are not in the files
     outputs = {each for each in golden if each.startswith("out_") and "adarms" not in each}
@@ -60,8 +63,11 @@ def test_the_benchmark_finds_every_layout_whole_and_every_broken_folder_refused(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_depends_on_neither_other_rows_nor_padding_nor_a_missing_camera(kind: PiKind) -> None:
-    golden = tiny_pi.golden_arrays(kind, "openpi")
-    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(kind, "openpi")
+    golden = golden_flow.golden_arrays(kind, "openpi")
+    network, inputs = (
+        golden_flow.golden_network(kind, "openpi"),
+        golden_flow.golden_inputs(kind, "openpi"),
+    )
     both = network.velocity(network.embed_prefix(inputs), golden["in_noise"], golden["in_time"])
     # the second row alone, without the padding of its prompt and without its missing camera
     alone = FlowInputs(
@@ -85,8 +91,11 @@ def test_a_row_depends_on_neither_other_rows_nor_padding_nor_a_missing_camera(ki
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_prompt_and_time_move_the_velocity(kind: PiKind) -> None:
-    golden = tiny_pi.golden_arrays(kind, "openpi")
-    network, inputs = tiny_pi.golden_network(kind, "openpi"), tiny_pi.golden_inputs(kind, "openpi")
+    golden = golden_flow.golden_arrays(kind, "openpi")
+    network, inputs = (
+        golden_flow.golden_network(kind, "openpi"),
+        golden_flow.golden_inputs(kind, "openpi"),
+    )
 
     def velocity(changed: FlowInputs, time: Tensor = golden["in_time"]) -> Tensor:
         return network.velocity(network.embed_prefix(changed), golden["in_noise"], time)
@@ -101,10 +110,10 @@ def test_images_prompt_and_time_move_the_velocity(kind: PiKind) -> None:
 
 
 def test_one_observation_serves_several_chunks_with_gradients_to_every_weight() -> None:
-    golden = tiny_pi.golden_arrays("pi05", "openpi")
+    golden = golden_flow.golden_arrays("pi05", "openpi")
     network, inputs = (
-        tiny_pi.golden_network("pi05", "openpi"),
-        tiny_pi.golden_inputs("pi05", "openpi"),
+        golden_flow.golden_network("pi05", "openpi"),
+        golden_flow.golden_inputs("pi05", "openpi"),
     )
     index = torch.tensor([0, 1, 1])
     prefix = network.embed_prefix(inputs).rows(index)
@@ -128,10 +137,10 @@ def test_public_sizes_have_the_public_number_of_parameters() -> None:
 
 
 def test_a_network_made_without_memory_computes_the_same_once_loaded() -> None:
-    golden = tiny_pi.golden_arrays("pi0", "openpi")
+    golden = golden_flow.golden_arrays("pi0", "openpi")
     network, inputs = (
-        tiny_pi.golden_network("pi0", "openpi"),
-        tiny_pi.golden_inputs("pi0", "openpi"),
+        golden_flow.golden_network("pi0", "openpi"),
+        golden_flow.golden_inputs("pi0", "openpi"),
     )
     with torch.device("meta"):
         empty = PiNetwork(network.size).eval()

@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import golden_flow
 import numpy as np
 import pi_folders
 import pytest
-import tiny_pi
 import torch
-from broken_folders import BROKEN, Break, load_for_robot
+from pi_folders import BROKEN, Break, load_for_robot
 from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError, ConfigError
@@ -112,7 +112,7 @@ def test_a_table_that_is_stored_as_the_head_alone_is_read_and_written_so(tmp_pat
 def test_names_and_shapes_that_are_saved_are_those_of_the_other_project(folder: Path) -> None:
     parts = load_pi(folder)
     project, kind = parts.settings.project, parts.network.size.kind
-    golden = tiny_pi.golden_names(kind if project == "lerobot" else f"{kind}_openpi")
+    golden = golden_flow.golden_names(kind if project == "lerobot" else f"{kind}_openpi")
     written = {
         name.removeprefix("model." if project == "lerobot" else ""): list(tensor.shape)
         for name, tensor in parts.layout.write_tensors(parts.network).items()

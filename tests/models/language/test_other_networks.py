@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from language_sizes import SIZES
+from made_inputs import SIZES
 from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
-from language_sizes import SIZES
+from made_inputs import SIZES
 from tiny_vision import write_tiny_vision
 
 from vla_rl import EnvSpec, RunConfig, TaskStart, train

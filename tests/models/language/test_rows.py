@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from language_sizes import SIZES
+from made_inputs import SIZES
 from storage_bytes import StorageBytes
 from tiny_vision import write_tiny_vision
 from torch import Tensor, nn

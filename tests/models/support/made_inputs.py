@@ -1,4 +1,6 @@
-"""Inputs of tests that are made by a formula: images, networks with few blocks."""
+"""Inputs of tests that are made by a formula: images, networks with few blocks, sizes of a tiny language model."""
+
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,3 +39,17 @@ def shallow(config: OpenVlaOftConfig) -> OpenVlaOftConfig:
 
 def _with_two_blocks(tower: VisionTowerConfig) -> VisionTowerConfig:
     return msgspec.structs.replace(tower, overrides={**tower.overrides, "depth": 2})
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}

@@ -1,18 +1,21 @@
-"""Writes tiny folders of pi0 and pi0.5 as openpi and LeRobot lay them out, without any of our model code."""
+"""Writes tiny folders of pi0 and pi0.5 as openpi and LeRobot lay them out, without any of our model code; breaks them
+in ten ways, each of which other loaders take in silence."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import golden_flow
 import numpy as np
-import tiny_pi
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from vla_rl.models.flow.pi import PiKind
+from vla_rl.models.flow.pi_folder import PiParts, load_pi
+from vla_rl.models.flow.robot_checks import check_widths
 
 STATE_DIM, ACTION_DIM, HORIZON = 8, 7, 5
 VISION = {"num_attention_heads": 4}
@@ -56,7 +59,7 @@ def statistics(width: int, seed: int) -> dict[str, np.ndarray]:
 def write_openpi(folder: Path, kind: PiKind) -> Path:
     """Write a folder as openpi's PyTorch trainer does."""
     folder.mkdir(parents=True)
-    tensors = tiny_pi.golden_weights(f"{kind}_openpi")
+    tensors = golden_flow.golden_weights(f"{kind}_openpi")
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     config: dict[str, Any] = {
         "action_dim": 32,
@@ -81,7 +84,7 @@ def write_openpi(folder: Path, kind: PiKind) -> Path:
 
 def lerobot_tensors(kind: PiKind) -> dict[str, Tensor]:
     """Return the tensors that LeRobot's module saves: its prefix, two heads, 32 padded numbers."""
-    shapes = tiny_pi.golden_names(kind)
+    shapes = golden_flow.golden_names(kind)
     for name in ("action_in_proj.weight", "state_proj.weight"):
         if name in shapes:
             shapes[name] = [shapes[name][0], 32]
@@ -219,3 +222,103 @@ def rename_tensors(path: Path, old: str, new: str) -> None:
     """Replace the prefix of every tensor of a file."""
     held = {new + name.removeprefix(old): tensor for name, tensor in load_file(path).items()}
     save_file(held, path, {"format": "pt"})
+
+
+CONFIG, PREPROCESSOR = "config.json", "policy_preprocessor.json"
+Break = Callable[[Path], Any]
+
+
+def load_for_robot(folder: Path) -> PiParts:
+    """Load a folder for LIBERO's robot: actions of 7 numbers, states of 8."""
+    parts = load_pi(folder)
+    check_widths(parts.settings, 7, 8)
+    return parts
+
+
+def set_statistics(value: float, other: float) -> Break:
+    """Return a change that sets centres and lower ends, and spreads and upper ends, to one number each."""
+
+    def change(folder: Path) -> None:
+        names = {
+            "mean": value,
+            "q01": value,
+            "min": value,
+            "std": other,
+            "q99": other,
+            "max": other,
+        }
+        for file in (NORMALIZER, UNNORMALIZER):
+            change_tensors(
+                folder / file,
+                **{
+                    f"{feature}.{name}": torch.full((width,), number)
+                    for feature, width in (("observation.state", 8), ("action", 7))
+                    for name, number in names.items()
+                },
+            )
+
+    return change
+
+
+def set_width(feature: str, width: int) -> Break:
+    """Return a change that gives a feature another width, everywhere."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        group = "output_features" if feature == "action" else "input_features"
+        config[group][feature]["shape"] = [width]
+        change_json(folder / CONFIG, **config)
+        wide = {
+            f"{feature}.{name}": torch.from_numpy(vector).float()
+            for name, vector in statistics(width, 3).items()
+        }
+        for file in (NORMALIZER, UNNORMALIZER):
+            change_tensors(folder / file, **wide)
+
+    return change
+
+
+BROKEN: dict[str, tuple[Break, str]] = {
+    "statistics absent": (
+        lambda folder: change_step(folder, PREPROCESSOR, "normalizer_processor", state_file=None),
+        r"no statistics \(state_file\)",
+    ),
+    "statistics initial": (set_statistics(0.0, 1.0), "at their initial values"),
+    "statistics constant": (set_statistics(0.3, 0.3), "constant in all 8 used numbers"),
+    "kind": (
+        lambda folder: [
+            change_tensors(
+                folder / NORMALIZER,
+                **dict.fromkeys((f"observation.state.{name}" for name in ("q01", "q99")), None),
+            )
+        ],
+        "to be normalised by QUANTILES, but its statistics lack q01 and q99",
+    ),
+    "prefix": (
+        lambda folder: rename_tensors(folder / "model.safetensors", "model.", "module.model."),
+        r"begin with 'module\.model\.', expected 'model\.'",
+    ),
+    "missing": (
+        lambda folder: change_tensors(folder / "model.safetensors", model__time_mlp_out__bias=None),
+        r"tensors of /.* do not fit .*1 missing: time_mlp_out\.bias",
+    ),
+    "surplus": (
+        lambda folder: change_tensors(
+            folder / "model.safetensors", model__state_head__weight=torch.ones(2)
+        ),
+        r"1 unknown: state_head\.weight",
+    ),
+    "horizon": (
+        lambda folder: change_json(folder / CONFIG, n_action_steps=6),
+        "6 rows of each chunk are to be executed, but a chunk has 5",
+    ),
+    "widths": (
+        lambda folder: set_width("observation.state", 10)(folder),
+        "state has 10 numbers, but the robot's has 8",
+    ),
+    "unmasked rows": (
+        lambda folder: set_width("action", 32)(folder),
+        "32 is the padded width.* never masked",
+    ),
+}
+"""What ten folders have wrong, and the words of their refusal."""
