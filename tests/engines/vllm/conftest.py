@@ -36,7 +36,7 @@ def _vllm_leaves_nothing_for_others() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def one_engine() -> "AsyncIterator[OneEngine]":
-    """An engine of a policy that acts, for test_act_contract.py and then test_lifecycle.py."""
+    """An engine of a policy that acts, for test_contracts.py and then test_lifecycle.py."""
     from acting_team import OneEngine  # here: it brings torch and vLLM's modules
 
     async with AsyncExitStack() as stack:

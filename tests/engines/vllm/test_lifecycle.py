@@ -39,7 +39,7 @@ SUPPORT = Path(__file__).parent / "support"
 TWO_ENGINES = pytest.param(2, marks=pytest.mark.proof)
 needs_two_engines = pytest.mark.parametrize("team", [TWO_ENGINES], indirect=True)
 """A proof: the suite starts one engine, for 9 s of CPU time; test_routing.py and test_half_loaded.py
-have several, without vLLM's start-up. That one is the engine of test_act_contract.py, which ends here."""
+have several, without vLLM's start-up. That one is the engine of test_contracts.py, which ends here."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=[1, TWO_ENGINES])

@@ -1,12 +1,13 @@
-"""What an engine that acts promises, whichever it is: the same tests on the torch engine and on
-vLLM, for both policies.
+"""What an engine that acts or replies promises, whichever it is: the same tests on the torch engine as on vLLM,
+for both policies that act.
 
 The learner's own network is the oracle: every log-prob that an engine reports is recomputed by it,
-in float32.
+in float32. More of replies is in test_generate_contract.py.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ import pytest
 import pytest_asyncio
 import torch
 from acting_team import BEGINNING, OneEngine
-from small_policies import log_prob_gap, moved, observe, oft_policy, token_policy
+from small_policies import completing_policy, log_prob_gap, moved, observe, oft_policy, token_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
+from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine, VllmConfig
 from vla_rl.errors import CheckpointError
+from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.vllm import serve
 from vla_rl.rollout.engines import require_chat_engine
-from vla_rl.testing import ActionEngineContract, OpenEngine
+from vla_rl.testing import ActionEngineContract, ChatEngineContract, OpenEngine
 from vla_rl.types import ActionChunk, Observation, Sampling
 
 pytestmark = [
@@ -29,10 +31,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 
+
 in_shared_loop = pytest.mark.asyncio(loop_scope="session")
 
 TOLERANCE = 1e-5
 """Largest difference of a log-prob between an engine and the learner, natural logs, float32."""
+
+
+class TestVllmChatEngine(ChatEngineContract):
+    def make_policy(self) -> CausalLanguageModel:
+        return completing_policy()
+
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[VllmChatEngine]:
+        config = EngineConfig(max_reply=self.max_reply)
+        async with (
+            DeviceLane(1) as lane,
+            VllmChatEngine(serve(self.make_policy()), lane, config) as engine,
+        ):
+            yield engine
 
 
 class Acting:
@@ -60,7 +77,7 @@ class Acting:
     loop_scope="session",
     params=[
         *("torch oft", "torch tokens", "vllm tokens"),
-        # in the suite, test_recipes.py starts an engine of this policy
+        # in the suite, test_engines_page.py starts an engine of this policy
         *(
             pytest.param(kind, marks=pytest.mark.proof)
             for kind in ("vllm oft", "vllm tokens keep", "vllm tokens restart")
