@@ -57,7 +57,7 @@ CLIENTS = {
     ),
     # it needs numpy < 2, and forgets to ask for typing_extensions
     "openpi": Client(
-        ("openpi-client", "typing_extensions"), "test_openpi_client.py", runs_episode=True
+        ("openpi-client", "typing_extensions"), "test_policy_servers.py", runs_episode=True
     ),
     # openpi's server alone, without the JAX of its policies
     "openpi-server": Client(

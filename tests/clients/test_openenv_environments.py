@@ -42,8 +42,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @contextmanager
-def serve(module: str) -> Iterator[str]:
-    """Run a server of OpenEnv, and yield its address once it answers."""
+def serve(app: str) -> Iterator[str]:
+    """Run a server of an environment of OpenEnv, and yield its address once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,7 +51,7 @@ def serve(module: str) -> Iterator[str]:
         PYTHON,
         "-m",
         "uvicorn",
-        f"{module}:app",
+        f"oe_environments:{app}",
         "--port",
         str(port),
         "--log-level",
@@ -91,7 +91,7 @@ def say(text: str) -> Message:
 
 
 async def test_an_answer_of_text_is_the_action_and_seed_and_arguments_reach_the_reset() -> None:
-    with serve("oe_question") as url:
+    with serve("question_app") as url:
         async with lease(url, seed=14, reset={"largest": 9}) as env:
             assert (await env.reset()).messages[0].content == "What is 4 plus 3?"
             wrong = await env.step(say("8"))
@@ -101,7 +101,7 @@ async def test_an_answer_of_text_is_the_action_and_seed_and_arguments_reach_the_
 
 
 async def test_an_action_of_fields_is_a_json_object_and_its_sessions_are_counted() -> None:
-    with serve("oe_move") as url:
+    with serve("move_app") as url:
         async with lease(url, success_at=0.9) as env:
             start = await env.reset()
             assert isinstance(start.options.format, JsonFormat)
@@ -122,7 +122,7 @@ async def test_an_action_of_fields_is_a_json_object_and_its_sessions_are_counted
 
 
 async def test_tools_are_called_and_their_errors_are_read() -> None:
-    with serve("oe_tools") as url:
+    with serve("tools_app") as url:
         async with lease(url, instruction="Add 2 and 3.") as env:
             start = await env.reset()
             assert [tool.name for tool in start.tools] == ["add"]
@@ -149,7 +149,7 @@ async def test_the_recipe_trains_with_any_policy(
     elif not (cache_folder() / "smollm2").is_dir():
         pytest.skip("smollm2 is not installed: vla-rl install smollm2")
     name = str(tmp_path / "small") if policy == "small" else policy
-    with serve("oe_question") as url:
+    with serve("question_app") as url:
         arguments = (
             f"--policy {name} --url {url} --run.updates 1 --run.device cpu --run.root {tmp_path} "
             "--group-size 2 --scheduler.groups-per-update 1 --text.num-envs 2 --chat.max-turns 2 "

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calculator import as_tokens, text_of
+from live_endpoint import as_tokens, text_of
 
 import vla_rl
 from vla_rl.actors import Runtime
