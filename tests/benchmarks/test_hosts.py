@@ -1,6 +1,7 @@
-"""Namespaces that stand in for hosts reach each other until a cable is pulled."""
+"""Hosts of the benchmarks: namespaces that stand in for them, a simulation of many."""
 
 import os
+import random
 import select
 import signal
 import socket
@@ -11,9 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.hosts import measured
+from benchmarks.hosts.__main__ import PARTS, figures_of
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
-
-pytestmark = pytest.mark.needs_root
+from benchmarks.hosts.simulate import KEYS, num_learning_gpus, simulate
 
 GREETER = """
 import socket, sys
@@ -50,6 +52,7 @@ def hosts() -> Iterator[tuple[NamespaceHost, ...]]:
         pytest.skip(str(reason))
 
 
+@pytest.mark.needs_root
 def test_a_host_answers_another_until_its_cable_is_pulled(hosts: tuple[NamespaceHost, ...]) -> None:
     first, second = hosts
     greeter = second.popen([sys.executable, "-c", GREETER, second.address], stdout=subprocess.PIPE)
@@ -71,11 +74,13 @@ def test_a_host_answers_another_until_its_cable_is_pulled(hosts: tuple[Namespace
     greeter.stdout.close()
 
 
+@pytest.mark.needs_root
 def test_a_command_that_fails_is_an_error_with_its_words(hosts: tuple[NamespaceHost, ...]) -> None:
     with pytest.raises(NamespacesRefused, match=r"`ip link set nosuch up` failed: .*nosuch"):
         hosts[0].run("ip", "link", "set", "nosuch", "up")
 
 
+@pytest.mark.needs_root
 def test_a_program_in_a_host_ends_when_its_owner_is_killed(
     hosts: tuple[NamespaceHost, ...],
 ) -> None:
@@ -91,6 +96,7 @@ def test_a_program_in_a_host_ends_when_its_owner_is_killed(
         os.close(program)
 
 
+@pytest.mark.needs_root
 def test_a_limited_cable_carries_no_more_than_its_limit(hosts: tuple[NamespaceHost, ...]) -> None:
     first, second = hosts
     sender = second.popen([sys.executable, "-c", SENDER, second.address], stdout=subprocess.PIPE)
@@ -107,6 +113,7 @@ def test_a_limited_cable_carries_no_more_than_its_limit(hosts: tuple[NamespaceHo
     sender.stdout.close()
 
 
+@pytest.mark.needs_root
 def test_a_host_lists_the_processes_in_it_until_they_end(hosts: tuple[NamespaceHost, ...]) -> None:
     first, second = hosts
     shell = second.popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
@@ -122,3 +129,41 @@ def test_a_host_lists_the_processes_in_it_until_they_end(hosts: tuple[NamespaceH
     assert second.processes() == []
     shell.stdout.close()
     os.close(watched)
+
+
+@pytest.fixture
+def few_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of a quarter of the episodes: what waits and what overlaps stays the same."""
+    monkeypatch.setattr(measured, "EPISODES_PER_GPU", 16)
+
+
+@pytest.mark.usefixtures("few_episodes")
+def test_an_update_ahead_fills_eight_gpus_and_a_synchronous_run_waits_for_its_tail() -> None:
+    ahead, synchronous = simulate(8), simulate(8, max_staleness=0)
+    assert ahead.efficiency >= 0.95
+    assert synchronous.efficiency < ahead.efficiency - 0.01
+    assert ahead.efficiency <= 1.0
+
+
+@pytest.mark.usefixtures("few_episodes")
+def test_gpus_that_only_learn_or_only_act_are_split_by_what_each_costs() -> None:
+    assert num_learning_gpus(8) == 6
+    assert simulate(8, 6).efficiency > simulate(8, 4).efficiency + 0.1
+
+
+def test_lengths_of_episodes_have_the_mean_that_the_page_names() -> None:
+    seeds = random.Random(0)
+    drawn = [measured.num_decisions(seeds.getrandbits(62)) for _ in range(20_000)]
+    assert max(drawn) == measured.MOST_DECISIONS
+    assert sum(drawn) / len(drawn) == pytest.approx(25.0, abs=0.3)
+
+
+def test_numbers_that_were_not_asked_for_are_null_with_the_reason() -> None:
+    figures = figures_of([])
+    keys = [key for keys in PARTS.values() for key in keys]
+    assert set(KEYS) < set(keys)
+    assert list(figures) == [*keys, "reasons"]
+    assert all(figures[key] is None for key in keys)
+    reasons = figures["reasons"]
+    assert isinstance(reasons, dict)
+    assert reasons["efficiency_8"] == "not asked for: --simulate"
