@@ -1,4 +1,4 @@
-"""Makes `tests/cli/doctor/support` importable, and the faults that several tests of the doctor need."""
+"""Faults that several tests of the doctor need."""
 
 import os
 import shutil

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from faults import MACHINE, words
 from toy_runs import small_run
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -27,7 +26,12 @@ from vla_rl.models.prismatic.config import tiny
 from vla_rl.models.shipped import BASE_POLICY
 from vla_rl.recipes.srpo_toy import new_policy, training_starts
 
+MACHINE = Machine(seconds=150.0)  # a busy machine takes its time; nothing waits for it
 PROGRAM = [sys.executable, "-m", "vla_rl.cli.main", "doctor"]
+
+
+def words(results: Iterable[CheckResult]) -> str:
+    return "\n".join(str(result) for result in results)
 
 
 async def test_a_recipe_prints_what_is_found_at_its_start(

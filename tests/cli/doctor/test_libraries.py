@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import MACHINE, words, write_module
 
+from tests.cli.doctor.test_checks import MACHINE, words
 from vla_rl.cli.doctor import Machine, libraries
 from vla_rl.cli.doctor.libraries import (
     choose_library,
@@ -19,6 +19,10 @@ from vla_rl.cli.doctor.libraries import (
 )
 from vla_rl.engines.vllm import adapter
 from vla_rl.models.openvla_oft import network
+
+
+def write_module(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.py").write_text(text)
 
 
 def test_a_driver_that_cannot_draw_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
