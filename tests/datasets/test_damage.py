@@ -97,7 +97,7 @@ BEHIND_ANOTHER = {
     "lerobot/writing.py: LeRobotWriter._remove_uncounted": "lists what its own writer left behind",
     "tf_records.py: _read_example": "read_examples calls it inside of the guard",
     "tf_records.py: _read_floats": "read_examples calls it inside of the guard",
-    "image_files.py": "images of rows, each error named; tests/datasets/test_image_files.py damages them",
+    "image_files.py": "images of rows, each error named; tests/datasets/test_prompts.py damages them",
     "prompts.py": "rows of questions, whose readers tests/datasets/test_prompts.py damages",
 }
 """Modules and functions that read without a guard of their own, each with the reason."""
