@@ -20,7 +20,7 @@ from vla_rl.actors.calls.handles import get_client
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.error_reports import make_report, restore_error
 
-PROGRAM = Path(__file__).parent / "support" / "parent_program.py"
+PROGRAM = Path(__file__).parent / "support" / "programs.py"
 
 
 async def test_a_killed_child_fails_every_pending_and_later_call_with_its_name_and_signal() -> None:
@@ -227,7 +227,7 @@ def test_kill_9_of_the_parent_leaves_no_child_no_socket_and_no_shared_memory(
     tmp_path: Path, program_environment: dict[str, str]
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(tmp_path)],
+        [sys.executable, str(PROGRAM), "parent", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=program_environment,
@@ -250,7 +250,7 @@ def test_ctrl_c_stops_in_order_because_children_leave_it_to_their_parent(
     tmp_path: Path, program_environment: dict[str, str]
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(tmp_path)],
+        [sys.executable, str(PROGRAM), "parent", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=program_environment,

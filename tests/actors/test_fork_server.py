@@ -27,7 +27,7 @@ from vla_rl.actors import (
 from vla_rl.actors.processes import fork_servers
 from vla_rl.errors import ActorDied, ActorFrozen
 
-PROGRAM = Path(__file__).parent / "support" / "forking_program.py"
+PROGRAM = [sys.executable, str(Path(__file__).parent / "support" / "programs.py"), "forking"]
 REMEMBER = PrepareHook("hooks:remember", {"word": "hello", "megabytes": 64})
 
 
@@ -406,7 +406,7 @@ def test_kill_9_of_the_parent_leaves_no_server_no_child_no_socket_and_no_shared_
     program_environment: dict[str, str],
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True, env=program_environment
+        PROGRAM, stdout=subprocess.PIPE, text=True, env=program_environment
     ) as program:
         assert program.stdout is not None
         pids = [int(word) for word in program.stdout.readline().split()]

@@ -33,7 +33,7 @@ from vla_rl.actors.processes import channels
 from vla_rl.actors.processes.liveness import ProcessReader, ProcessState
 from vla_rl.errors import ActorDied, ActorFrozen
 
-PROGRAM = Path(__file__).parent / "support" / "waiting_program.py"
+PROGRAM = Path(__file__).parent / "support" / "programs.py"
 FORKED = ChildProcess(fork_from=ForkServer(), frozen_after_s=1.0)
 
 
@@ -208,7 +208,7 @@ class Program:
 
 @contextmanager
 def running_program(environment: dict[str, str], *arguments: str) -> Iterator[Program]:
-    command = [sys.executable, str(PROGRAM), *arguments]
+    command = [sys.executable, str(PROGRAM), "waiting", *arguments]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

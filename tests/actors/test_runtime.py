@@ -351,3 +351,10 @@ async def test_a_placement_of_another_kind_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(TypeError, match="'here', expected InLoop, ChildProcess or RemoteHost"):
         launched(launchers, "here")
+
+
+def test_actors_are_imported_without_torch() -> None:
+    program = (
+        "import sys, vla_rl.actors; sys.exit('torch' in sys.modules or 'gymnasium' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={**os.environ})
