@@ -89,7 +89,7 @@ def test_a_reward_that_is_no_number_is_refused_alone_and_in_a_chunk() -> None:
 
 
 def odd(answer: str) -> CheckedEnv:
-    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": answer}))
+    env = CheckedEnv(EnvSpec(id="sample_envs:test/Odd-v0", kwargs={"answer": answer}))
     env.reset(seed=0, options=None)
     return env
 
@@ -132,7 +132,7 @@ def test_an_environment_that_exits_is_an_error_with_its_frames() -> None:
     [
         ("vla_rl/toy_raech-v0", "nothing registers 'vla_rl/toy_raech-v0'.*toy_reach"),
         ("nowhere/x-v0", "nothing registers 'nowhere/x-v0'; write 'module:nowhere/x-v0'"),
-        ("odd_envs:test/Old-v0", "the module 'odd_envs' registers no 'test/Old-v0'.*Odd"),
+        ("sample_envs:test/Old-v0", "the module 'sample_envs' registers no 'test/Old-v0'.*Odd"),
         ("no.such.module:x-v0", "there is no module 'no', expected the one that registers 'x-v0'"),
         ("odd_env:test/Odd-v0", "there is no module 'odd_env', .*on PYTHONPATH"),
     ],
@@ -159,7 +159,7 @@ def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
     with pytest.raises(EnvError, match="it has no argument 'step_limt'; did you mean 'step_limit'"):
         CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"step_limt": 3}))
     with pytest.raises(EnvError, match=r"it has no argument 'colour'; known: 'answer'$"):
-        CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"colour": "red"}))
+        CheckedEnv(EnvSpec(id="sample_envs:test/Odd-v0", kwargs={"colour": "red"}))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
 def test_an_info_that_would_be_misread_is_refused_in_steps_and_chunks(
     answer: str, problem: str
 ) -> None:
-    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": answer}))
+    env = CheckedEnv(EnvSpec(id="sample_envs:test/Odd-v0", kwargs={"answer": answer}))
     env.reset(seed=0, options=None)
     for run in (lambda: env.step(np.zeros(1)), lambda: env.step_chunk(np.zeros((1, 1)))):
         with pytest.raises(EnvError, match=f"step returned an info with {problem}"):
@@ -182,7 +182,7 @@ def test_an_info_that_would_be_misread_is_refused_in_steps_and_chunks(
 
 
 def test_a_success_may_be_a_number_or_an_array_of_one() -> None:
-    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": "whole"}))
+    env = CheckedEnv(EnvSpec(id="sample_envs:test/Odd-v0", kwargs={"answer": "whole"}))
     env.reset(seed=0, options=None)
     assert env.step(np.zeros(1))[4]["is_success"] == 1.0
 
@@ -190,7 +190,7 @@ def test_a_success_may_be_a_number_or_an_array_of_one() -> None:
 def test_an_argument_that_is_missing_is_named_before_anything_is_made() -> None:
     named = r"could not be made: it needs the argument 'size'; give it in kwargs=\{'size': ...\}$"
     with pytest.raises(EnvError, match=named):
-        CheckedEnv(EnvSpec(id="odd_envs:test/Needy-v0", kwargs={"colour": "red"}))
+        CheckedEnv(EnvSpec(id="sample_envs:test/Needy-v0", kwargs={"colour": "red"}))
 
 
 def test_a_module_in_the_id_is_imported_first() -> None:

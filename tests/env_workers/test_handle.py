@@ -68,7 +68,7 @@ async def test_frames_say_which_image_of_the_observation_they_are(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent / "support")
-    spec = EnvSpec(id="odd_envs:two/cameras-v0")
+    spec = EnvSpec(id="sample_envs:two/cameras-v0")
     rows = np.zeros((4, 1), np.float32)
     async with asyncio.timeout(60):
         for kwargs, key, shades in (

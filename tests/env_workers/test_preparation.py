@@ -17,7 +17,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Info
 
 Episode = Callable[..., EpisodeSpec]
 SUPPORT = Path(__file__).parent / "support"
-BIG = EnvSpec(id="prepared_envs:test/Big-v0", kwargs={"colour": "blue"})
+BIG = EnvSpec(id="sample_envs:test/Big-v0", kwargs={"colour": "blue"})
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ async def test_spawned_processes_build_it_each_for_themselves(runtime: Runtime) 
 
 
 async def test_an_environment_that_was_not_announced_can_be_run_too(runtime: Runtime) -> None:
-    other = EnvSpec(id="prepared_envs:test/Heavy-v0", kwargs={"megabytes": 2})
+    other = EnvSpec(id="sample_envs:test/Heavy-v0", kwargs={"megabytes": 2})
     async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(), specs=[BIG]) as pool:
         info = await first_info(pool, episode_of(other, 0))
         assert info["made_by"] == info["pid"]
@@ -105,21 +105,21 @@ def test_a_spec_is_prepared_once_however_often_it_will_be_run() -> None:
         ("OpensDisplay", r"preparing it loaded .*start=\"spawn\""),
         (
             "Nothing",
-            r"could not be made: the module 'prepared_envs' registers no 'test/Nothing-v0'",
+            r"could not be made: the module 'sample_envs' registers no 'test/Nothing-v0'",
         ),
     ],
 )
 async def test_a_preparation_that_would_spoil_the_forks_ends_the_pool_with_the_reason(
     runtime: Runtime, name: str, reason: str
 ) -> None:
-    spec = EnvSpec(id=f"prepared_envs:test/{name}-v0")
+    spec = EnvSpec(id=f"sample_envs:test/{name}-v0")
     with pytest.raises(EnvError, match=reason):
         async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(), specs=[spec]):
             pass
 
 
 async def test_a_preparation_that_hangs_ends_the_pool_at_its_time(runtime: Runtime) -> None:
-    spec, reason = EnvSpec(id="prepared_envs:test/Hangs-v0"), ""
+    spec, reason = EnvSpec(id="sample_envs:test/Hangs-v0"), ""
     async with asyncio.timeout(90):
         for limit_s in (4.0, 16.0, 30.0):  # a slow machine may still import at the first
             with pytest.raises(

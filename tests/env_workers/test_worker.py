@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[EnvWorker, int], Awaitable[Any]]] = {
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the environments that were closed."""
     monkeypatch.syspath_prepend(Path(__file__).parent / "support")
-    from odd_envs import Breaking
+    from sample_envs import Breaking
 
     Breaking.closed.clear()
     return Breaking.closed
@@ -37,7 +37,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def spec(at: str = "", name: str = "it") -> EnvSpec:
     kwargs = {"at": at, "name": name, "render_mode": "rgb_array"}
-    return EnvSpec(id="odd_envs:test/Breaking-v0", kwargs=kwargs)
+    return EnvSpec(id="sample_envs:test/Breaking-v0", kwargs=kwargs)
 
 
 async def opened(*specs: EnvSpec) -> EnvWorker:
@@ -140,7 +140,7 @@ async def test_stopping_closes_every_environment_and_raises_the_first_fault(
 async def test_a_request_that_an_environment_does_not_support_leaves_it_open(
     closed: list[str],
 ) -> None:
-    worker = await opened(EnvSpec(id="odd_envs:test/Odd-v0"))
+    worker = await opened(EnvSpec(id="sample_envs:test/Odd-v0"))
     await worker.reset(0, 0, None, 0)
     with pytest.raises(TypeError, match="no get_state"):
         await worker.get_state(0)
