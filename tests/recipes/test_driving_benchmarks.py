@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driving_stand_ins import drive, export, route_server
 
-from tests.envs.bench2drive.processes import drive, route_server
 from tests.envs.driving.scores.drawn import draw_scene
 from tests.envs.driving.scores.test_bench2drive import write_ride
-from tests.envs.navsim.exported import export
 from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.scores.leaderboard_files import DIGESTS

@@ -16,16 +16,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from driving_stand_ins import CARLA, CARLA_SIDE, ENVIRONMENT, SIZE, drive, route_server
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from tests.envs.bench2drive.processes import (
-    CARLA_SIDE,
-    ENVIRONMENT,
-    FOLDER,
-    SIZE,
-    drive,
-    route_server,
-)
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import MAGIC, PREFIX, Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, find_cameras
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
@@ -281,7 +274,7 @@ def write_junctions(folder: Path, *routes: tuple[str, str, float]) -> tuple[Path
     words = ["--routes", str(xml), "--maps", str(folder / "maps"), "--out", str(out)]
     script = str(CARLA_SIDE / "vla_rl_first_junctions.py")
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "fake_planner.py"), script, *words],
+        [sys.executable, str(CARLA), "planner", script, *words],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

@@ -143,7 +143,7 @@ def fresh(
     """
     out, home = str(actions.with_name("fresh.npz")), str(tmp_path_factory.mktemp("home"))
     yield from _child(
-        SUPPORT / "fresh_process.py", "1", str(INIT_STATE_ID), str(actions), out, home=home
+        SUPPORT / "own_process.py", "fresh", "1", str(INIT_STATE_ID), str(actions), out, home=home
     )
 
 
@@ -151,7 +151,7 @@ def fresh(
 def forked(assets: str, actions: Path) -> Iterator[subprocess.Popen[str]]:
     """The same episode in a fork of a process that has prepared the scene; writes `forked.npz`."""
     out = str(actions.with_name("forked.npz"))
-    yield from _child(SUPPORT / "forked_child.py", str(INIT_STATE_ID), str(actions), out)
+    yield from _child(SUPPORT / "own_process.py", "forked", str(INIT_STATE_ID), str(actions), out)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,8 @@
-"""Meta-World's physics, experts, images, tasks are the package's own, with starts by number."""
+"""Meta-World's physics, experts, images, tasks are the package's own, with starts by number.
+
+The package is that of vla_rl/requirements/metaworld.txt; without it these tests are skipped with the
+command that installs it.
+"""
 
 import copy
 import functools
@@ -30,6 +34,21 @@ TASKS = [
     *(pytest.param(name, marks=pytest.mark.proof) for name in ("basketball", "drawer-open")),
 ]
 NUM_STEPS = 40
+
+
+@pytest.fixture(autouse=True, scope="session")
+def metaworld() -> None:
+    try:
+        load_metaworld()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def drawer_env() -> Iterator[MetaWorldEnv]:
+    env = MetaWorldEnv("metaworld_mt10", "drawer-open", image_size=64, quality="fast")
+    yield env
+    env.close()
 
 
 @functools.cache

@@ -6,11 +6,11 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from driving_stand_ins import EXPORTER, export
 from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.driving.scores.drawn import draw_scene
-from tests.envs.navsim.exported import EXPORTER, export
 from vla_rl.envs.driving.scores import score_waypoints
 from vla_rl.envs.driving.scores.navsim import list_recorded, read_recorded
 

@@ -1,18 +1,26 @@
-"""A stand-in for CARLA and its leaderboard: one agent drives one route of a toy world at 20 Hz.
+"""A stand-in for CARLA: its leaderboard, or the names of it that plan routes.
 
-    python fake_leaderboard.py --routes-subset 7 --agent .../vla_rl_agent.py --agent-config
+    python fake_carla.py leaderboard --routes-subset 7 --agent .../vla_rl_agent.py --agent-config
         config.json --checkpoint results.json [--ticks 200] [--size 8]
+    python fake_carla.py planner .../vla_rl_first_junctions.py --routes ... --maps ... --out ...
 
-Loads and calls the agent in the order of leaderboard_evaluator.py at Bench2Drive 7ec25d1: the plan,
-`setup` with the path and the route's name behind a plus, `sensors`, a step per tick, `destroy`.
+One agent drives one route of a toy world at 20 Hz. It is loaded and called in the order of
+leaderboard_evaluator.py at Bench2Drive 7ec25d1: the plan, `setup` with the path and the route's name
+behind a plus, `sensors`, a step per tick, `destroy`.
+
+The planner has a street along x. The map's file holds two numbers: where the street's only junction
+begins and ends, in metres.
 """
 
 import argparse
 import importlib
 import json
 import math
+import runpy
 import sys
 import types
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +99,7 @@ def measured(car: Car, size: int, cameras: list[str]) -> dict[str, tuple[int, An
     }
 
 
-def main() -> None:
+def drive_a_route() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--routes-subset", "--agent", "--agent-config", "--checkpoint"):
         parser.add_argument(name, required=True)
@@ -131,5 +139,44 @@ def main() -> None:
     Path(given.checkpoint).write_text(json.dumps({"_checkpoint": {"records": [record]}}))
 
 
+@dataclass
+class Location:
+    x: float
+    y: float
+    z: float
+
+
+@dataclass
+class Map:
+    name: str
+    text: str
+
+
+class GlobalRoutePlanner:
+    def __init__(self, street: Map, resolution_m: float) -> None:
+        self._begin, self._end = map(float, street.text.split())
+        self._step = resolution_m
+
+    def trace_route(self, start: Location, end: Location) -> Iterator[tuple[SimpleNamespace, None]]:
+        at = start.x
+        while at < end.x:
+            yield SimpleNamespace(is_junction=self._begin <= at < self._end), None
+            at += self._step
+
+
+def plan_routes(script: str) -> None:
+    """Run a script that asks for the planner."""
+    install("carla", Location=Location, Map=Map)
+    install("agents")
+    install("agents.navigation")
+    install("agents.navigation.global_route_planner", GlobalRoutePlanner=GlobalRoutePlanner)
+    runpy.run_path(script, run_name="__main__")
+
+
 if __name__ == "__main__":
-    main()
+    _, what, *sys.argv[1:] = sys.argv
+    if what == "leaderboard":
+        drive_a_route()
+    else:
+        del sys.argv[0]
+        plan_routes(sys.argv[0])
