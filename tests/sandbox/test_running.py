@@ -1,4 +1,4 @@
-"""One call as its call runner forks it, bounds it and ends it, with everything below it.
+"""One call as its call runner reads, forks, bounds and ends it, with everything below it.
 
 A call runs in a program of its own here: one that forks, as a call runner does, has no threads.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from processes import is_gone, said_by
 
@@ -24,6 +25,15 @@ from vla_rl.sandbox.linux import (
     kill_descendants,
     kill_tree,
     memory_held,
+)
+from vla_rl.sandbox.protocol import (
+    Cancel,
+    FunctionCall,
+    Import,
+    ProcessLimits,
+    Request,
+    Unframer,
+    frame,
 )
 
 UNISOLATED = """
@@ -44,6 +54,12 @@ select.select([running_call.pidfd], [], [])
 ended = running_call.reap()
 print(ended.fault, "|", ended.words)
 """
+
+MESSAGES = [
+    Import("math"),
+    FunctionCall(1, "math:sqrt", {"x": 4.0}, ProcessLimits(timeout_s=1.0)),
+    Cancel(1),
+]
 
 
 @pytest.mark.parametrize(
@@ -326,3 +342,34 @@ def test_shared_memory_without_a_name_counts(tmp_path: Path) -> None:
     with running(program, tmp_path) as pid:
         assert holds_more_memory([pid], 40 * MIB)
         assert not holds_more_memory([pid], 80 * MIB)
+
+
+def decoded(parts: list[bytes]) -> list[Request]:
+    unframer = Unframer()
+    return [
+        msgspec.msgpack.decode(body, type=Request) for part in parts for body in unframer.feed(part)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_stream_in_parts_of_any_size_gives_the_messages(size: int) -> None:
+    stream = b"".join(map(frame, MESSAGES))
+    parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert decoded(parts) == MESSAGES
+
+
+def test_a_message_that_is_not_complete_waits() -> None:
+    unframer, sent = Unframer(), frame(Cancel(7))
+    assert unframer.feed(sent[:-1]) == []
+    assert unframer.feed(b"") == []
+    assert len(unframer.feed(sent[-1:] + sent)) == 2
+
+
+def test_a_message_of_no_bytes_is_one_too() -> None:
+    assert Unframer().feed(b"\0\0\0\0") == [b""]
+
+
+def test_without_a_limit_of_its_own_cpu_time_ends_after_the_clock() -> None:
+    assert ProcessLimits(timeout_s=0.5).most_cpu_s == 2
+    assert ProcessLimits(timeout_s=10.0).most_cpu_s == 11
+    assert ProcessLimits(timeout_s=10.0, cpu_s=3).most_cpu_s == 3

@@ -65,7 +65,7 @@ async def own(options: dict[str, Any]) -> None:
             flush=True,
         )
         await asyncio.to_thread(sys.stdin.readline)
-        await sandbox.preload("endless_import")
+        await sandbox.preload("slow_to_import")
         await asyncio.gather(*calls)
 
 
