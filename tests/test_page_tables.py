@@ -1,6 +1,13 @@
-"""The table of commands and families in docs/policies.md says what each command does with a folder of each family."""
+"""Tables of pages say what is so: guarantees name their tests, commands take the families they list.
 
+A short fault campaign keeps the promises of the page of guarantees.
+"""
+
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +35,67 @@ from vla_rl.recipes.sft_flow import require_flow
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.trainable_policy import add_adapters, choose_trained_part, require_trainable
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "policies.md"
+ROOT = Path(__file__).parent.parent
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+POLICIES = ROOT / "docs" / "policies.md"
 NFT: Final = LearnerConfig(loss=PolicyLossConfig(name="nft"))
+
+
+def test_every_test_that_the_page_of_guarantees_names_exists() -> None:
+    named = re.findall(r"`(test_\w+)`", GUARANTEES.read_text())
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 60
+    assert [name for name in named if name not in defined] == []
+
+
+def test_every_promise_of_the_page_names_a_test() -> None:
+    rows = [
+        line
+        for line in GUARANTEES.read_text().splitlines()
+        if line.startswith("| ") and "held by" not in line
+    ]
+    assert [row for row in rows if "`test_" not in row.rsplit("|", 2)[1]] == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fuzzed_hosts",
+        # run/test_nothing_is_lost.py kills and freezes the simulators of a shorter run
+        pytest.param("killed_simulators", marks=pytest.mark.proof),
+    ],
+)
+def test_a_short_campaign_of_faults_finds_nothing(kind: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.faults",
+            "--rounds",
+            "1",
+            "--seed",
+            "7",
+            "--kinds",
+            kind,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["by_kind"] == {kind: {"tries": 1, "failures": 0}}
+    assert (figures["lost_episodes"], figures["lost_metric_lines"], figures["left_behind"]) == (
+        0,
+        0,
+        0,
+    )
 
 
 def write_mlp(folder: Path) -> None:
@@ -74,7 +140,7 @@ COMMANDS: Final[tuple[Callable[[Any, Path], object], ...]] = (
 
 def read_table() -> tuple[list[str], list[list[str]]]:
     """Return the families of the table, and its rows of command and cells."""
-    section = PAGE.read_text(encoding="utf-8").split("## Which command takes which family")[1]
+    section = POLICIES.read_text(encoding="utf-8").split("## Which command takes which family")[1]
     lines = re.findall(r"^\| (.*) \|$", section.split("\n## ")[0], re.MULTILINE)
     head, *rows = [line.split(" | ") for line in lines if not line.startswith("---")]
     return head[1:], rows
