@@ -6,10 +6,10 @@ import ast
 import functools
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from statements import statements_in
 
 PACKAGE = Path(__file__).parent.parent / "vla_rl"
 
@@ -116,6 +116,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 """The rooms that each may import, from the ground up. A new arrow is a decision."""
 
 
+BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements stand in others; expressions are most of a tree, and hold none."""
+
 Imports = tuple[ast.Import | ast.ImportFrom, ...]
 
 
@@ -124,6 +127,16 @@ def imports_in(path: Path) -> Imports:
     """Return the imports of a file, also those in functions and for type checkers."""
     nodes = statements_in(path.read_text())
     return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def statements_in(text: str) -> Iterator[ast.AST]:
+    """Yield each statement of a module, also those in functions, classes and branches."""
+    left: list[ast.AST] = [ast.parse(text)]
+    while left:
+        node = left.pop()
+        yield node
+        for name in BODIES:
+            left += getattr(node, name, ())
 
 
 def rooms_imported_by(path: Path) -> set[str]:

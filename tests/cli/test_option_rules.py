@@ -1,14 +1,16 @@
 """Rules between options: defaults follow, options that nothing reads or that do not exist are refused."""
 
 import contextlib
+import importlib
 import io
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from training_recipes import training_recipes
 
+import vla_rl.recipes
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command, read_config
 from vla_rl.cli.option_rules import FOLLOWING, follow, unused_options
 from vla_rl.errors import ConfigError
@@ -66,6 +68,24 @@ PAIRS = (
     ("--group-size", "8", "--scheduler.groups-per-update", "2"),
     ("--group-size", "2", "--scheduler.groups-per-update", "1", "--scheduler.max-staleness", "0"),
 )
+
+
+def training_recipes() -> list[Any]:
+    """The configurations of the recipes that train by reinforcement learning."""
+    kinds = []
+    for found in pkgutil.iter_modules(vla_rl.recipes.__path__):
+        module = importlib.import_module(f"vla_rl.recipes.{found.name}")
+        name = f"{found.name.replace('_', '')}config"
+        kinds += [
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            and issubclass(kind, LearningConfig)
+            and kind.__module__ == module.__name__
+            and kind.__name__.lower() == name
+            and not found.name.endswith("_training")
+        ]
+    return kinds
 
 
 def parse_options(kind: Any, *arguments: str) -> Any:

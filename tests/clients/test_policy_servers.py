@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from other_programs import expected
-from served_policy import serving
+from processes import serving
 
 from vla_rl.serving.remote_config import RemotePolicyConfig
 from vla_rl.serving.remote_policy import RemotePolicyServer

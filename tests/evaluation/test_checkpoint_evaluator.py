@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from toy_rollouts import STILL, FixedAnswer, evaluate_offline, evaluated, run_toys, toy_episodes
-from uneven_world import LONG, SHORT, UnevenEnv, policy_that_acts, starts
+from small_worlds import LONG, SHORT, UnevenEnv, policy_that_acts, starts
+from toy_runs import STILL, FixedAnswer, evaluate_offline, evaluated, run_toys, toy_episodes
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig

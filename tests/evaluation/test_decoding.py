@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from drawing_policy import make_drawing_policy
+from small_episodes import make_drawing_policy
 from small_policies import token_policy
 
 from vla_rl.cli import evaluate

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from toy_rollouts import as_lines, evaluated, scored, write_records
-from uneven_world import starts
+from small_worlds import starts
+from toy_runs import as_lines, evaluated, scored, write_records
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import EpisodeRecord, HeldOutEvaluator

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from disks import SmallDisk
 from small_episodes import trajectory
-from toy_rollouts import as_lines, evaluated, scored, write_records
+from toy_runs import as_lines, evaluated, scored, write_records
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.record_file import RecordFile, read_records, set_later_aside

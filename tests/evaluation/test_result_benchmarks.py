@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from toy_rollouts import evaluated, write_records
+from toy_runs import evaluated, write_records
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from benchmarks import demo_result, driving_result, held_out_report, rollout_result

@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from rich.console import Console
-from toy_rollouts import evaluated
+from toy_runs import evaluated
 
 from vla_rl.cli.help import field_docs
 from vla_rl.envs.driving.roads import LAYOUTS

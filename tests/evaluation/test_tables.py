@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from toy_rollouts import evaluated, scored
+from toy_runs import evaluated, scored
 
 from vla_rl.evaluation.records import EpisodeRecord, group_by_task
 from vla_rl.evaluation.tables import (

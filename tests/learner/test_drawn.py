@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from drawing_policy import DrawingPolicy, make_drawing_policy, run_episodes
-from small_episodes import mlp, trajectory
+from small_episodes import DrawingPolicy, make_drawing_policy, mlp, run_episodes, trajectory
 
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.algorithms import KlLossConfig, PolicyLossConfig

@@ -15,12 +15,12 @@ import pytest
 import torch
 from pi_folders import write_lerobot, write_openpi
 from small_flow import tiny_policy
-from statements import statements_in
 from steered_bases import write_head
 from tiny_smolvla import write_smolvla
 from tiny_vision import write_tiny_vision
 
 import vla_rl
+from tests.test_import_arrows import statements_in
 from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.errors import CheckpointError
 from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from drawing_policy import make_drawing_policy
-from small_episodes import trajectory
+from small_episodes import make_drawing_policy, trajectory
 
 from vla_rl.algorithms import (
     AdvantageConfig,

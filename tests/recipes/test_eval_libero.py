@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from toy_rollouts import evaluated
+from toy_runs import evaluated
 from websockets.asyncio.server import ServerConnection, serve
 
 from vla_rl.actors import LastingForkServers, Runtime

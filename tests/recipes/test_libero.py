@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from disks import SmallDisk
-from toy_rollouts import as_lines, evaluated
+from toy_runs import as_lines, evaluated
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import write_report

@@ -19,8 +19,8 @@ import public_checkpoint
 import pytest
 import torch
 from torch import nn
-from training_recipes import training_recipes
 
+from tests.cli.test_option_rules import training_recipes
 from vla_rl.cli import dry_run
 from vla_rl.cli.command_line import SHIPPED, Command, TrainingLaunch, found_config, parse_command
 from vla_rl.cli.dry_run import open_each
@@ -84,7 +84,7 @@ def opening_once(opened: set[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_suite_has_a_configuration_for_each_method() -> None:
     shipped = [path.stem for path in SHIPPED.glob("*.toml")]
-    # those of small flow policies are tried in test_toy_flow.py and test_libero_flow.py
+    # those of small flow policies are tried in test_flow_training.py
     others = ("reach_", "libero_flow_")
     assert sorted(name for name in shipped if not name.startswith(others)) == sorted(NAMES)
 

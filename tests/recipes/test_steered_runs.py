@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served_policy import serving
+from processes import serving
 from websockets.sync.client import connect
 
 from vla_rl.cli import evaluate as evaluation

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from processes import processes_of_session
-from toy_rollouts import evaluate_offline
-from toy_runs import start_recipe
+from toy_runs import evaluate_offline, start_recipe
 
 from vla_rl.actors import RemoteHost, make_keys, read_keys
 from vla_rl.actors.host import HostServer

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_rollouts import as_lines, evaluated, write_records
-from uneven_world import policy_that_acts, starts
+from small_worlds import policy_that_acts, starts
+from toy_runs import as_lines, evaluated, write_records
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig

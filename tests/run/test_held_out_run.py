@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from toy_rollouts import evaluate_offline
-from toy_runs import run_locally, start_recipe
+from toy_runs import evaluate_offline, run_locally, start_recipe
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from host_cluster import loopback_hosts
-from lamp_world import LAMPS, SKILLS
 from safetensors.torch import load_file
 from small_episodes import SHAPE as ROBOT_SHAPE
+from small_worlds import LAMPS, SKILLS
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.report import write_report

@@ -10,8 +10,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from toy_rollouts import STILL, TOY, FixedAnswer, run_toys, toy_episodes
-from toy_runs import SHARES_SERVERS, get_servers, small_run
+from toy_runs import (
+    SHARES_SERVERS,
+    STILL,
+    TOY,
+    FixedAnswer,
+    get_servers,
+    run_toys,
+    small_run,
+    toy_episodes,
+)
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.datasets import LeRobotWriter, read_lerobot

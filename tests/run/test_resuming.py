@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from toy_rollouts import evaluated, write_records
 from toy_runs import (
     COMMAND,
     SHARES_SERVERS,
     SMALL,
+    evaluated,
     get_servers,
     of_updates as pole_run,
     small_mlp_run,
+    write_records,
 )
 
 from vla_rl.actors import LastingForkServers

@@ -1,5 +1,6 @@
-"""Other processes, as a test sees them: who is alive, when it ends, and what it could
-leave behind.
+"""Other processes, as a test sees them: who is alive, when it ends, what it could leave behind.
+
+One of them serves a policy.
 """
 
 import contextlib
@@ -9,10 +10,13 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from vla_rl.models.shipped import BASE_POLICY
 
 SHARED_MEMORY = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
 
@@ -84,3 +88,22 @@ def said_by(program: str, *arguments: object) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextmanager
+def serving(
+    *options: str, checkpoint: str = str(BASE_POLICY)
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Yield the server's address and its process, which is killed at the end if it still runs."""
+    command = [sys.executable, "-m", "vla_rl.cli.main", "serve", checkpoint, "--server.port", "0"]
+    process = subprocess.Popen([*command, *options], text=True, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("serving at "):
+                yield line.split()[2].rstrip(";"), process
+                return
+        raise AssertionError(f"the server ended with status {process.wait()}")
+    finally:
+        process.kill()
+        process.communicate()

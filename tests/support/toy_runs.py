@@ -1,31 +1,50 @@
-"""Toy runs: a small one in this process or its own, one that learns the same on any number of ranks and hosts."""
+"""Toy runs, or their episodes alone: a small run in this process or its own, records of evaluated episodes.
+
+One run learns the same on any number of ranks and hosts; episodes are run in this process, apart from any
+training run.
+"""
 
 import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 import pytest
 import uvloop
 
-from vla_rl.actors import LastingForkServers
+from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.engines import EngineConfig
-from vla_rl.env_workers import SimulatorConfig
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
+from vla_rl.evaluation.checkpoint_evaluator import load_policy
+from vla_rl.evaluation.records import EpisodeRecord, make_record
+from vla_rl.evaluation.run_episodes import run_each, within_range
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.learner import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
+from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.reporting import RunDirectory, read_metrics
-from vla_rl.rollout import SchedulerConfig, SchedulerState
+from vla_rl.rollout import SchedulerConfig, SchedulerState, embodied_agent
 from vla_rl.run.train import train
+from vla_rl.types import (
+    ActionChunk,
+    Agent,
+    EnvSpec,
+    EpisodeSpec,
+    Observation,
+    Sampling,
+    Trajectory,
+)
 
 SHARES_SERVERS: Final = [
     pytest.mark.usefixtures("servers"),
@@ -35,6 +54,8 @@ SHARES_SERVERS: Final = [
 ]
 
 _opened: list[LastingForkServers] = []
+
+TOY = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"action_dim": 7, "step_limit": 6})
 
 
 def share_servers(servers: LastingForkServers) -> None:
@@ -197,3 +218,114 @@ async def train_ranked(
             fork_servers=fork_servers,
         )
     return outcome.run
+
+
+def toy_episodes(num: int, env: EnvSpec = TOY) -> list[EpisodeSpec]:
+    return [
+        EpisodeSpec(
+            episode_id=k,
+            group_id=k,
+            member=0,
+            env=env,
+            task="toy/0",
+            seed=0,
+            policy_seed=k,
+            options={"init_state_id": k},
+        )
+        for k in range(num)
+    ]
+
+
+async def run_toys(
+    agent: Agent,
+    episodes: Sequence[EpisodeSpec],
+    num_envs: int = 2,
+    engine: Any = None,
+    servers: LastingForkServers | None = None,
+    **changed: Any,
+) -> list[Trajectory]:
+    trajectories: list[Trajectory] = []
+
+    async def done(trajectory: Trajectory) -> None:
+        trajectories.append(trajectory)
+
+    async with (
+        Runtime("test", fork_servers=servers) as runtime,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool,
+    ):
+        await run_each(pool, engine or RandomActions(), agent, episodes, done, **changed)
+    return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
+
+
+class FixedAnswer:
+    """An engine that always gives the same answer."""
+
+    weight_version = 4
+
+    def __init__(self, action: list[float], log_prob: float = -1.0, rows: int = 1) -> None:
+        self._chunk = ActionChunk(
+            actions=np.array([action] * rows, np.float32),
+            tokens=np.array(action, np.float32),
+            log_probs=np.full(len(action), log_prob, np.float32),
+            weight_version=4,
+        )
+
+    async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
+        return self._chunk
+
+
+STILL = [0.0] * 7
+
+
+async def evaluate_offline(
+    policy: Path,
+    episodes: Sequence[EpisodeSpec],
+    version: int,
+    fork_servers: LastingForkServers | None = None,
+) -> list[EpisodeRecord]:
+    """The records of an MLP policy's folder, with one simulator, and so decisions one at a time."""
+    records = list[EpisodeRecord]()
+
+    async def done(trajectory: Trajectory) -> None:
+        records.append(make_record(trajectory, weights=version))
+
+    model = load_policy("vla_rl.models.mlp:MlpPolicy", policy, "cpu")
+    async with (
+        Runtime("offline", fork_servers=fork_servers) as runtime,
+        DeviceLane(1) as lane,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool,
+        TorchActionEngine(model, lane, EngineConfig(), version) as engine,
+    ):
+        await run_each(pool, engine, within_range(embodied_agent), episodes, done)
+    return records
+
+
+def evaluated(
+    task: str = "libero_goal/7", start: int = 0, is_success: bool = True, **changed: Any
+) -> EpisodeRecord:
+    """A success or a failure from a start."""
+    fields = {
+        "seed": 0,
+        "weights": 0,
+        "member": 0,
+        "value": float(is_success),
+        "parts": {"steps": 100.0, "attempts": 1.0},
+        "instruction": "turn on the stove",
+    }
+    return EpisodeRecord(task=task, start=start, **{**fields, **changed})
+
+
+def scored(weights: int, start: int, value: float, **parts: float) -> EpisodeRecord:
+    """A score of a drive."""
+    return EpisodeRecord(
+        task="driving", start=start, seed=0, weights=weights, member=0, value=value, parts=parts
+    )
+
+
+def as_lines(records: Iterable[EpisodeRecord]) -> bytes:
+    """What the file of these records holds."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
+    path.write_bytes(as_lines(records))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from toy_rollouts import evaluated, write_records
+from toy_runs import evaluated, write_records
 
 from benchmarks.pipeline_curves import count_first_evaluated
 from benchmarks.srpo_vs_grpo import study

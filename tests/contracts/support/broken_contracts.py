@@ -1,6 +1,6 @@
 """Implementations that each break one rule, with the test that has to find it.
 
-`test_contracts_can_fail.py` runs this file. Without a fault, each implementation keeps all rules.
+`test_contract_rules.py` runs this file. Without a fault, each implementation keeps all rules.
 """
 
 import asyncio

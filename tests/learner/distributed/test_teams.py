@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from drawing_policy import make_drawing_policy, run_episodes
-from small_episodes import mlp, state, walk
+from small_episodes import make_drawing_policy, mlp, run_episodes, state, walk
 from small_flow import run_episodes as run_flow_episodes, tiny_policy as tiny_flow_policy
 
 from benchmarks import conversations

@@ -1,17 +1,26 @@
-"""Policies, engines and actors of the package keep the rules of `vla_rl.testing`.
+"""The rules of `vla_rl.testing`: what the package has keeps them, what breaks one fails its test.
 
-tests/engines/vllm holds vLLM's engines to the same ones.
+Policies, engines and actors are here, environments in test_env_contract.py; tests/engines/vllm holds
+vLLM's engines to the same rules. Each rule is broken by an implementation, in a plain pytest.
 """
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawing_policy import make_drawing_policy
+import pytest
+from broken_contracts import FAULTS
 from sample_actors import Counter, Streamer
+from small_episodes import make_drawing_policy
 from small_policies import completing_policy, observe, oft_policy, token_policy
 
+from vla_rl import testing
 from vla_rl.actors import ChildProcess, ForkServer
 from vla_rl.cluster.hosts import HostMonitor
 from vla_rl.engines import (
@@ -26,8 +35,28 @@ from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, tiny
 from vla_rl.remote_rollout.image_cache import ImageCache
-from vla_rl.testing import ActionEngineContract, ActorContract, ChatEngineContract, PolicyContract
+from vla_rl.testing import (
+    ActionEngineContract,
+    ActorContract,
+    ChatEngineContract,
+    EmbodiedEnvContract,
+    PolicyContract,
+)
 from vla_rl.types import EnvSpec, Observation
+
+SUPPORT = Path(__file__).parent / "support"
+
+CONTRACTS = {
+    "Envs": EmbodiedEnvContract,
+    "Policies": PolicyContract,
+    "ActionEngines": ActionEngineContract,
+    "ChatEngines": ChatEngineContract,
+    "Actors": ActorContract,
+}
+
+
+FIRST = {base.__name__: next(iter(faults)) for base, faults in FAULTS.items()}
+"""One implementation for each contract: all of them take a minute of CPU time."""
 
 
 class TestMlp(PolicyContract):
@@ -144,3 +173,68 @@ class TestImageCache(ActorContract):
 
     async def use(self, actor: ImageCache) -> Any:
         return await actor.greet()
+
+
+def run_broken(folder: Path, *options: str) -> dict[str, set[str]]:
+    """Return the failed tests of each class of `broken_contracts`, in a pytest without plugins."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", str(SUPPORT / "broken_contracts.py"), "-q", "-rfE"),
+            *("-c", str(folder / "pytest.ini"), "--tb=line", "-p", "no:cacheprovider"),
+            *("--noconftest", *options),
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "BROKEN_CONTRACTS_FOLDER": str(folder),
+            "BROKEN_CONTRACTS_PID": "",  # set by this process's own import
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert "\nERROR" not in done.stdout, done.stdout[-5000:] + done.stderr[-3000:]
+    found: dict[str, set[str]] = {}
+    for name, test in re.findall(r"^FAILED \S*::Test(\w+)::(test_\w+)", done.stdout, re.MULTILINE):
+        found.setdefault(name, set()).add(test)
+    return found
+
+
+def expected(faults: dict[type, dict[str, str]]) -> dict[str, set[str]]:
+    return {
+        f"{base.__name__}_{name}": {test}
+        for base, broken in faults.items()
+        for name, test in broken.items()
+    }
+
+
+def test_an_implementation_that_breaks_a_rule_fails_its_test(tmp_path: Path) -> None:
+    wanted = {
+        base: {name: test for name, test in faults.items() if name == FIRST[base.__name__]}
+        for base, faults in FAULTS.items()
+    }
+    chosen = " or ".join(f"{kind}_{name}" for kind, name in FIRST.items())
+    assert run_broken(tmp_path, "-k", chosen) == expected(wanted)
+
+
+@pytest.mark.proof
+def test_every_rule_is_broken_by_an_implementation_that_fails_its_test(tmp_path: Path) -> None:
+    assert run_broken(tmp_path) == expected(FAULTS)
+
+
+@pytest.mark.parametrize("kind", CONTRACTS)
+def test_every_rule_has_an_implementation_that_breaks_it(kind: str) -> None:
+    rules = {name for name in dir(CONTRACTS[kind]) if name.startswith("test_")}
+    (faults,) = [faults for base, faults in FAULTS.items() if base.__name__ == kind]
+    assert set(faults.values()) == rules
+
+
+def test_without_pytest_the_contracts_name_what_is_missing() -> None:
+    code = "import sys; sys.modules['pytest'] = None; import vla_rl.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "vla_rl.testing needs pytest; run `pip install pytest`." in done.stderr
+    assert set(testing.__all__) >= {contract.__name__ for contract in CONTRACTS.values()}
