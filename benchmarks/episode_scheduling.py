@@ -182,7 +182,7 @@ async def scheduled(num_envs: int) -> Figures:
         for _ in range(3):
             await asyncio.sleep(0)  # let answers that were just given reach their simulators
         return Figures(
-            rate, engine.batcher.stats().busy_share, pool.num_executed / engine.num_computed
+            rate, engine.batcher.batch_stats().busy_share, pool.num_executed / engine.num_computed
         )
 
 

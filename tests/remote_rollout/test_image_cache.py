@@ -229,7 +229,7 @@ class LocalImageCaches(ImageCaches):
     async def __aexit__(self, *why: object) -> None:
         pass
 
-    async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
+    async def call_cache(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
         answer = await call(self._local[name])
         self.has_fetched.set()
         if not self.answers_come:

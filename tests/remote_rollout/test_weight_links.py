@@ -54,7 +54,7 @@ async def test_trained_weights_of_all_types_arrive_and_frozen_ones_stay() -> Non
     weights = flatten_weights(learner, 4)
     incoming = sent(weights, remote_policy)
     await incoming.check(weights.digest)
-    incoming.apply()
+    incoming.write_to_network()
     for name, parameter in remote_policy.named_parameters():
         if parameter.requires_grad:
             assert torch.equal(parameter, learner.get_parameter(name)), name
@@ -65,7 +65,7 @@ async def test_trained_weights_of_all_types_arrive_and_frozen_ones_stay() -> Non
 def test_nothing_acts_before_all_bytes_were_compared() -> None:
     incoming = sent(flatten_weights(network(0), 1), network(1))
     with pytest.raises(AssertionError, match="unchecked"):
-        incoming.apply()
+        incoming.write_to_network()
 
 
 async def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
@@ -93,7 +93,7 @@ async def test_the_next_version_takes_the_memory_of_the_last_one() -> None:
     for start, piece in newer.pieces():
         second.put(start, piece)
     await second.check(newer.digest)
-    second.apply()
+    second.write_to_network()
     assert torch.equal(remote_policy[0].weight, learner[0].weight)
 
 
@@ -103,7 +103,7 @@ async def test_another_process_of_the_host_reads_the_same_memory() -> None:
     incoming = sent(weights, network(1))
     await incoming.check(weights.digest)
     memory = incoming.memory.shared()
-    OpenedWeights(weights.heading, unrelated, memory, weights.digest).apply()
+    OpenedWeights(weights.heading, unrelated, memory, weights.digest).write_to_network()
     assert torch.equal(unrelated[0].weight, learner[0].weight)
     gone = msgspec.structs.replace(memory, path="/proc/1/fd/1000000")
     with pytest.raises(CheckpointError, match="cannot be opened"):
@@ -198,7 +198,7 @@ async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
     digest, materialised = await taken(
         incoming, [share_of(*each) for each in enumerate(pieces)], pieces
     )
-    incoming.apply()
+    incoming.write_to_network()
     assert (
         digest
         == weights.digest

@@ -171,7 +171,7 @@ async def test_a_full_queue_makes_further_callers_wait_their_turn() -> None:
         await gate.started.acquire()
         answers = [tasks.create_task(batcher.submit(number)) for number in (1, 2, 3, 4)]
         await settle()
-        assert batcher.stats().num_queued == 2
+        assert batcher.batch_stats().num_queued == 2
         for _ in range(3):
             gate.let_through.release()
         assert [await answer for answer in answers] == [2, 4, 6, 8]
@@ -193,7 +193,7 @@ async def test_cancelled_waiters_make_room_in_a_full_queue() -> None:
         for task in unwanted:
             task.cancel()
         await settle()
-        assert batcher.stats().num_queued == 1
+        assert batcher.batch_stats().num_queued == 1
         gate.let_through.release()
         gate.let_through.release()
         assert await wanted == 6
@@ -259,7 +259,7 @@ async def test_stats_count_batches_by_size() -> None:
         for _ in range(3):
             gate.let_through.release()
         await asyncio.gather(*(batcher.submit(number) for number in range(5)))
-        stats = batcher.stats()
+        stats = batcher.batch_stats()
     assert (stats.num_batches, stats.num_requests, stats.batch_sizes) == (3, 5, {1: 1, 2: 2})
     assert 0 <= stats.busy_share <= 1
 

@@ -178,7 +178,7 @@ def test_metrics_count_what_happened_since_the_last_call() -> None:
                 ]
                 assert metrics[f"rollout/success_rate/{task}"] == sum(of_task) / len(of_task)
             assert metrics["rollout/staleness/share_0"] == 1.0
-            busy = setup.engine.batcher.stats().busy_share
+            busy = setup.engine.batcher.batch_stats().busy_share
             assert metrics["rollout/policy_busy_share"] == pytest.approx(busy, abs=0.01)
             assert "rollout/success_rate" not in scheduler.metrics()
 

@@ -48,7 +48,7 @@ async def test_asked_to_stop_the_work_is_cancelled_and_its_clean_up_awaited() ->
 
     async def work(stop: StopSignal) -> None:
         try:
-            stop.ask()
+            stop.ask_to_stop()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)

@@ -91,7 +91,7 @@ class Host:
     async def apply_weights(self, member: str) -> None:
         self._note("apply")
         newest = self.cache.to_apply(member)
-        newest.apply()
+        newest.write_to_network()
         self.version, self.digest = newest.heading.version, newest.digest
 
     async def renew_weights(self, member: str, version: int) -> None:

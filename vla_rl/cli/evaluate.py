@@ -217,7 +217,7 @@ async def _show_plan(
         with _open_records(folder) as file:
             num_done = len(episodes) - len(file.list_missing(episodes))
     source = open_source(config)
-    print_plan(config, episodes, num_done, config.num_envs, source.num_bytes, console)
+    print_plan(config, episodes, num_done, config.num_envs, source.weight_bytes, console)
     await _rehearse(config, source, episodes, folder)
     console.print("everything that the evaluation would read was found")
 

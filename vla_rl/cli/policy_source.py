@@ -29,7 +29,7 @@ class PolicySource(Protocol):
     """Gives an evaluation its actions: an engine, and the agent that runs episodes with it."""
 
     @property
-    def num_bytes(self) -> int:
+    def weight_bytes(self) -> int:
         """Size of the weights that this process holds."""
         ...
 
@@ -84,7 +84,7 @@ class CheckpointSource:
         self._model: RobotPolicy | None = None
 
     @property
-    def num_bytes(self) -> int:
+    def weight_bytes(self) -> int:
         """Size of the weight files. Raises: CheckpointError."""
         return count_weight_bytes(self._config.list_files(self._config.checkpoint_folder))
 
@@ -143,7 +143,7 @@ class CheckpointSource:
 class ServerSource:
     """A policy server; it chooses its actions as it was told when it was started."""
 
-    num_bytes = 0
+    weight_bytes = 0
 
     def __init__(self, config: EvalConfig) -> None:
         # only now: who evaluates checkpoints alone needs no websockets

@@ -104,7 +104,7 @@ class Memory(Protocol):
         """Return the conversation up to that answer; None if there is none."""
         ...
 
-    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+    def store_conversation(self, answer_id: str, conversation: Sequence[Message]) -> None:
         """Store a conversation until the session ends."""
         ...
 

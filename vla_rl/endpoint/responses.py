@@ -239,7 +239,9 @@ class ResponseRequest:
         body = write_response(answer, self._echo, has_log_probs=self._has_log_probs)
         # Only once the answer is written: a request that fails leaves nothing to continue from.
         if self._stores:
-            self._memory.remember(body["id"], [*self._conversation, make_stored_message(answer)])
+            self._memory.store_conversation(
+                body["id"], [*self._conversation, make_stored_message(answer)]
+            )
         return body
 
 

@@ -89,7 +89,7 @@ class Session:
         """Return the conversation up to a stored answer; None if there is none."""
         return self._conversations.get(answer_id)
 
-    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+    def store_conversation(self, answer_id: str, conversation: Sequence[Message]) -> None:
         """Store a conversation for requests that continue from its last answer."""
         self._conversations[answer_id] = tuple(conversation)
 
@@ -158,9 +158,9 @@ class UnrecordedSession(Session):
     def record_call(self, agent: str, completion: Completion) -> None:
         """Do nothing."""
 
-    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+    def store_conversation(self, answer_id: str, conversation: Sequence[Message]) -> None:
         """Store a conversation, and forget the oldest beyond the latest 1,000."""
-        super().remember(answer_id, conversation)
+        super().store_conversation(answer_id, conversation)
         if len(self._conversations) > MOST_REMEMBERED:
             del self._conversations[next(iter(self._conversations))]
 

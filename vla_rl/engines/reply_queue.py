@@ -115,7 +115,7 @@ class ReplyQueue:
                 self._room.release()
         return _sampled(reply)
 
-    def stats(self) -> BatchStats:
+    def batch_stats(self) -> BatchStats:
         """Return the numbers of replies computed together, and the share of busy time."""
         elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
         return BatchStats(

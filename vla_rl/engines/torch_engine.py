@@ -124,7 +124,7 @@ class _Queue(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
-    def stats(self) -> BatchStats: ...
+    def batch_stats(self) -> BatchStats: ...
 
 
 class TorchEngine:
@@ -163,7 +163,7 @@ class TorchEngine:
 
     def stats(self) -> BatchStats:
         """Return batch sizes, waiting times, and the share of time in which a batch was running."""
-        return self._queue.stats()
+        return self._queue.batch_stats()
 
     def metrics(self) -> dict[str, float]:
         """Return no metrics: an engine in this process has no restarts and no pauses."""

@@ -73,7 +73,7 @@ class OpenVlaNetwork(PrismaticNetwork):
             add_adapters(self, config.lora)
 
     @property
-    def first_id(self) -> int:
+    def first_logit_id(self) -> int:
         """Token id of the first logit."""
         return self._head_rows.start
 
@@ -84,7 +84,7 @@ class OpenVlaNetwork(PrismaticNetwork):
 
     def forward(self, batch: PrismaticBatch, tokens: Tensor) -> Tensor:
         """Return the logits of each action token given the ones before it: [B, D, V], by ascending
-        token id from `first_id`.
+        token id from `first_logit_id`.
 
         Args:
             batch: observations, on this network's device.
@@ -252,7 +252,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         log_probs = tempered_log_probs(self._network(batch, tokens), temperatures)
         # Tokens are ids of the whole vocabulary in trajectories and on the wire; the head's
         # logits may begin later.
-        index = tokens - self._network.first_id
+        index = tokens - self._network.first_logit_id
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
@@ -292,7 +292,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     def _generated(
         self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor
     ) -> Tensors:
-        decoding, first_id = self._network.start_decoding(batch), self._network.first_id
+        decoding, first_logit_id = self._network.start_decoding(batch), self._network.first_logit_id
         chosen: list[Tensor] = []
         log_probs: list[Tensor] = []
         # The noise of each position was drawn from the row's own seed, so a decision does not
@@ -301,7 +301,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             index, log_prob = choose(
                 decoding.logits, temperatures, is_greedy, noise[:, position : position + 1]
             )
-            chosen.append(index + first_id)
+            chosen.append(index + first_logit_id)
             log_probs.append(log_prob)
             if position + 1 < self.config.action_dim:
                 decoding.append_tokens(chosen[-1][:, 0])

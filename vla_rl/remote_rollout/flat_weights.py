@@ -195,7 +195,7 @@ class IncomingWeights:
             )
         self._is_checked = True
 
-    def apply(self) -> None:
+    def write_to_network(self) -> None:
         """Write them into the network, on the device lane. Call it after `check`."""
         assert self._is_checked, "unchecked weights must not act"
         _write_into(self._parameters, self._data)
@@ -226,7 +226,7 @@ class OpenedWeights:
         self._parameters = _match_parameters(heading, network)
         self._data = open_memory(memory).numpy()[: heading.num_bytes]
 
-    def apply(self) -> None:
+    def write_to_network(self) -> None:
         """Write them into the network, on the device lane."""
         _write_into(self._parameters, self._data)
 

@@ -127,7 +127,7 @@ class ImageCache(Actor):
         return None if memory is None else ImageReply(memory.read_spans(wanted.spans))
 
     @actor_method(concurrent=True)
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Return at once, so that a call tells whether there is a connection."""
 
     @actor_method(concurrent=True)
@@ -286,7 +286,7 @@ class ImageCaches:
 
     async def stay(self) -> None:
         """Return never. Raises: RankFailed if an image cache is gone, and with it what ranks would read."""
-        stays = [asyncio.ensure_future(self.ask(name, _stay_up)) for name in self._caches]
+        stays = [asyncio.ensure_future(self.call_cache(name, _stay_up)) for name in self._caches]
         try:
             await asyncio.wait(stays, return_when=asyncio.FIRST_COMPLETED)
             # Most often its host is gone, and the error of a rank there, which comes a little later,
@@ -300,7 +300,7 @@ class ImageCaches:
                 each.cancel()
             await asyncio.gather(*stays, return_exceptions=True)
 
-    async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
+    async def call_cache(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
         """Call the image cache of a host. Raises: RankFailed if it is gone; else what the call raises."""
         try:
             return await call(self._caches[name])
@@ -321,12 +321,12 @@ class ImageCaches:
             source = await host.share_images()
         except OSError as error:
             return str(error)
-        return await self.ask(home, lambda cache: cache.connect_host(name, source))
+        return await self.call_cache(home, lambda cache: cache.connect_host(name, source))
 
     async def _connect_two(self, name: str, home: str) -> None:
         address = self._assignments[home].address
-        shared = await self.ask(home, lambda cache: self._runtime.share(cache, address))
-        fault = await self.ask(name, lambda cache: cache.connect_cache(home, shared))
+        shared = await self.call_cache(home, lambda cache: self._runtime.share(cache, address))
+        fault = await self.call_cache(name, lambda cache: cache.connect_cache(home, shared))
         if fault:
             where = f"host {name!r}" if name else "this host"
             raise ConnectionError(f"{where} cannot fetch images from host {home!r}: {fault}")

@@ -126,7 +126,7 @@ class ImageSource(Actor):
         return reply
 
     @actor_method(concurrent=True)
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Return at once, so that a call tells whether there is a connection."""
 
 
@@ -141,7 +141,7 @@ class CanReadImages(Protocol):
         """Return observations of an episode; None if they are not there."""
         ...
 
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Return at once."""
         ...
 
@@ -160,7 +160,7 @@ class ImageReceiver:
 
     async def connect(self) -> None:
         """Wait for the connection. Raises: ConnectionError."""
-        await self._ask(self._source.greet())
+        await self._ask(self._source.ping())
 
     async def request_images(self, wanted: ImageRequest) -> ImageReply:
         """Return observations of an episode.

@@ -223,7 +223,7 @@ class ImageRoutes:
         self._held[home] += episode_ref.num_bytes
         num_bytes = 0
         try:
-            fetched = await self._image_caches.ask(
+            fetched = await self._image_caches.call_cache(
                 home,
                 lambda cache: cache.fetch(name, episode_ref.key, episode_ref.num_bytes, dropped),
             )
@@ -268,7 +268,9 @@ class ImageRoutes:
         room = self._max_bytes - self._held.get(copies.host, 0)
         freed = self._image_copies.end(copies.host, copies.keys, room)
         if freed:
-            await self._image_caches.ask(copies.host, lambda cache: cache.release_images(freed))
+            await self._image_caches.call_cache(
+                copies.host, lambda cache: cache.release_images(freed)
+            )
 
     async def _copy_to_host(
         self, host: str, home: str, by_key: dict[int, list[ArrayRef]]
@@ -278,7 +280,7 @@ class ImageRoutes:
             for key, arrays in by_key.items()
         ]
         try:
-            found = await self._image_caches.ask(
+            found = await self._image_caches.call_cache(
                 host, lambda cache: cache.copy_images(home, wanted)
             )
         except OSError as error:
@@ -296,7 +298,7 @@ class ImageRoutes:
     ) -> "Future[np.ndarray]":
         """Begin a video of images in an image cache: a `vla_rl.reporting.videos.VideoMaker`."""
         video: Future[np.ndarray] = Future()
-        making = self._image_caches.ask(
+        making = self._image_caches.call_cache(
             images[0].host,
             lambda cache: cache.make_video(list(images), list(captions), frames_per_s),
         )

@@ -274,7 +274,7 @@ class RolloutHost(Actor):
         return HostStatus(num_slots=self._runner.num_slots, held=held, kept=kept)
 
     def _apply(self, newest: IncomingWeights | OpenedWeights) -> None:
-        newest.apply()
+        newest.write_to_network()
         heading = newest.heading
         self._digests[heading.member] = newest.digest
         network = self._models[heading.member].network

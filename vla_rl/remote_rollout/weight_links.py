@@ -93,7 +93,7 @@ class WeightRows(Actor):
             yield piece
 
     @actor_method(concurrent=True)
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Return at once, so that a call tells whether there is a connection."""
 
 
@@ -112,7 +112,7 @@ async def receive_weights(
     fault, is_unreachable, heading = "", True, incoming.heading
     pieces = rows.stream_pieces(heading.member, heading.version, incoming.num_received)
     try:
-        await rows.greet()
+        await rows.ping()
         is_unreachable = False
         while incoming.num_received < heading.num_bytes:
             # a peer that waits for its own peer is silent too, and as long
@@ -200,7 +200,7 @@ class ShardReceiver:
             # copied and read in a thread: other ranks' pieces, and episodes, come meanwhile
             await run_in_thread(self._put, piece, digest)
             link.next_at = piece.next_at
-            link.ask()
+            link.ask_for_piece()
             self._incoming.advance(min(each.next_at for each in self._links))
             self._came()
             await self._incoming.read_on()
@@ -246,7 +246,7 @@ class _ShardLink:
             raise WeightsNotGiven(f"a piece of rank {rank} leads back to byte {piece.next_at}")
         return piece
 
-    def ask(self) -> None:
+    def ask_for_piece(self) -> None:
         """Ask for one piece more."""
         self._open.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
 

@@ -262,7 +262,7 @@ class DynamicBatcher(Generic[Request, Response]):
             if self._queue.pop(ticket, None) is not None:
                 self._room.release()
 
-    def stats(self) -> BatchStats:
+    def batch_stats(self) -> BatchStats:
         """Return the counts since the batcher was opened; may be called from any thread."""
         batch_sizes = dict(self._batch_sizes)  # at once: the loop may count on meanwhile
         now = self._loop.time() if self._tasks is not None else 0.0

@@ -81,7 +81,7 @@ class StopSignal:
         """True once the run was asked to stop."""
         return self._asked.is_set()
 
-    def ask(self) -> None:
+    def ask_to_stop(self) -> None:
         """Ask the run to stop in order."""
         self._asked.set()
 
@@ -103,7 +103,7 @@ class StopSignal:
         if not is_first:
             return
         self.received = number
-        self.ask()  # before printing, because the terminal may be gone
+        self.ask_to_stop()  # before printing, because the terminal may be gone
         _print_error(f"{number.name}: stopping in order and {self._then}; once more stops at once")
 
 

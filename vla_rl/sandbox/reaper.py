@@ -132,7 +132,7 @@ class CallRunner:
     # the end of a call         its pidfd
     # a limit that is passed    the clock, every `CHECK_EVERY_S` while a call runs
 
-    def run(self) -> None:
+    def serve(self) -> None:
         """Test the means of isolation, and serve until the other end is closed.
 
         Then kill everything.
@@ -267,7 +267,7 @@ def run_call_runner(start: Start) -> NoReturn:
         with socket.socket(fileno=start.connection) as connection:
             os.set_inheritable(connection.fileno(), False)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                CallRunner(connection, Path(start.folder), start.without).run()
+                CallRunner(connection, Path(start.folder), start.without).serve()
         os._exit(0)  # without exit handlers of imported modules
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -241,7 +241,7 @@ class PolicyServer:
         latencies = ClientLatencies(client=f"{host}:{port} #{number}")
         self._open[number] = latencies
         try:
-            await _Conversation(self, connection, number, latencies).run()
+            await _Conversation(self, connection, number, latencies).serve()
         finally:
             del self._open[number]
             if latencies.num_replies:
@@ -278,7 +278,7 @@ class _Conversation:
         )
         self._num_owed = 0
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serve until the client leaves or the server is drained."""
         try:
             await self._send(encode_message(self._server.describe()))

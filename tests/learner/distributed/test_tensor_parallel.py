@@ -161,7 +161,7 @@ def test_pieces_of_a_block_cover_it_once(columns: int, first: int, length: int) 
     whole, seen = np.arange(30).reshape(5, 6), []
     block = whole[1:4, first : first + columns].flatten()
     for begin, end, start in local_block.pieces(length):
-        run = min(local_block.run, end - begin)
+        run = min(local_block.run_length, end - begin)
         for number, at in enumerate(range(begin, end, run)):
             own = whole.flatten()[start + number * 6 :][:run]
             assert own.tolist() == block[at : at + run].tolist()

@@ -304,7 +304,7 @@ class ActorClient:
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # retrieved, or asyncio would log it
 
-    def reference(self) -> ActorReference:
+    def make_reference(self) -> ActorReference:
         """Return what a message carries of a handle. Raises: TypeError, as its owner keeps this one."""
         raise TypeError(
             f"the handle of {self.name!r} cannot be sent: it is its owner's; send `await runtime.share(handle)`."

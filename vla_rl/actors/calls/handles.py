@@ -26,7 +26,7 @@ class Handle(HasReference):
 
     def __reference__(self) -> ActorReference:
         """Return what a message carries. Raises: TypeError if this handle stays here."""
-        return self._client.reference()
+        return self._client.make_reference()
 
     def __repr__(self) -> str:
         client = self._client

@@ -146,7 +146,7 @@ class SharedClient(ActorClient):
             lifecycle=_OpenedByUse(reference.name, self._open),
         )
 
-    def reference(self) -> ActorReference:
+    def make_reference(self) -> ActorReference:
         """Return what a message carries. Raises: TypeError if the handle was used here."""
         if self.state is not ActorState.STARTING:
             raise TypeError(

@@ -234,7 +234,7 @@ class _Reader:
         """Return the time of each row in its episode, float64 [rows], in s."""
         if self._has_videos and file.has("timestamp"):
             with contextlib.suppress(DataError):  # nothing else reads this column
-                times = file.numbers("timestamp", 1)[:, 0].astype(np.float64)
+                times = file.read_numbers("timestamp", 1)[:, 0].astype(np.float64)
                 inside = np.diff(file.integers("frame_index")) > 0
                 if (np.diff(times)[inside] > 0).all():
                     return times
@@ -250,12 +250,12 @@ class _Reader:
         for key in ("action", "state"):
             feature = self._features[key]
             if feature is not None:
-                columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
+                columns[key] = file.read_numbers(feature, self._info.features[feature].shape[0])
         for key, feature in self._vectors.items():
-            columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
+            columns[key] = file.read_numbers(feature, self._info.features[feature].shape[0])
         for feature in (REWARD, SUCCESS, INTERVENED):
             if feature in self._info.features:
-                columns[feature] = file.numbers(feature, 1)[:, 0]
+                columns[feature] = file.read_numbers(feature, 1)[:, 0]
         return columns
 
     def _episode(

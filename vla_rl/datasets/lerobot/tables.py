@@ -76,7 +76,7 @@ class DataFile:
                 )
             return floats.astype(np.int64)
 
-    def numbers(self, name: str, width: int) -> np.ndarray:
+    def read_numbers(self, name: str, width: int) -> np.ndarray:
         """Return a column, float32 [rows, width].
 
         Single numbers may be stored plain, as LeRobot does, or in lists.

@@ -78,13 +78,13 @@ class VerifiersWorker(Actor):
         if self._environment is not None:
             await self._environment.close_environment()
 
-    async def num_rows(self) -> int:
+    async def num_examples(self) -> int:
         """Return the number of rows of the data set."""
         assert self._environment is not None
         return (
-            self._environment.num_rows
+            self._environment.num_examples
             if self._max_rows is None
-            else min(self._environment.num_rows, self._max_rows)
+            else min(self._environment.num_examples, self._max_rows)
         )
 
     async def roles(self) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class VerifiersPool:
                 start_timeout_s=config.start_timeout_s,
                 mailbox=2 * config.num_envs,
             )
-            self._num_rows = await self._worker.num_rows()
+            self._num_rows = await self._worker.num_examples()
             self._roles = await self._worker.roles()
         except BaseException:
             # The endpoint is open by then, and `async with` does not close what could not be

@@ -45,7 +45,7 @@ class VerifiersEnvironment(Protocol):
     """Runs rows of one environment."""
 
     @property
-    def num_rows(self) -> int:
+    def num_examples(self) -> int:
         """Number of rows of the data set."""
         ...
 
@@ -98,7 +98,7 @@ class ClassicEnvironment:
         self._rows: Any = self._env.get_dataset()
 
     @property
-    def num_rows(self) -> int:
+    def num_examples(self) -> int:
         """Number of rows of the data set."""
         return len(self._rows)
 
@@ -166,7 +166,7 @@ class TasksetEnvironment02:
             self._serving.result()
 
     @property
-    def num_rows(self) -> int:
+    def num_examples(self) -> int:
         """Number of tasks of the taskset."""
         return len(self._tasks)
 

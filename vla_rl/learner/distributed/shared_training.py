@@ -159,7 +159,7 @@ class SharedTraining:
             # below with its name
             is_whole = kind == "step" or inner not in trained
             tensors[name] = (
-                saved.numbers(name) if is_whole else saved.read_part(name, trained[inner])
+                saved.read_numbers(name) if is_whole else saved.read_part(name, trained[inner])
             )
         self.optimizer.load_tensors(tensors)
 

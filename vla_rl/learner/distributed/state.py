@@ -51,7 +51,7 @@ class LocalBlock:
         return self.first_row * self.row_size + self.first_column
 
     @property
-    def run(self) -> int:
+    def run_length(self) -> int:
         """Numbers that follow each other: all of them, or those of one row."""
         if self.num_columns == self.row_size:
             return self.num_rows * self.row_size
@@ -63,7 +63,7 @@ class LocalBlock:
         For each: where it begins and ends in this block, and its start in the flattened tensor.
         """
         size = self.num_rows * self.num_columns
-        if self.run == size:
+        if self.run_length == size:
             for begin in range(0, size, max(length, 1)):
                 yield begin, min(begin + length, size), self.start + begin
             return
@@ -165,7 +165,7 @@ def copy_part(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool)
     block = get_local_block(tensor)
     data = tensor.to_local().detach().to("cpu", dtype, copy=True)
     first_byte, run_bytes, row_bytes = (
-        numbers * dtype.itemsize for numbers in (block.start, block.run, block.row_size)
+        numbers * dtype.itemsize for numbers in (block.start, block.run_length, block.row_size)
     )
     return Part(data, entry, first_byte, block.is_first_copy, run_bytes, row_bytes)
 
@@ -303,7 +303,7 @@ class ShardReader:
                 "another policy."
             )
         if not isinstance(like, DTensor):
-            return self.numbers(name)
+            return self.read_numbers(name)
         block = get_local_block(like)
         rows = slice(block.first_row, block.first_row + block.num_rows)
         if block.num_columns < block.row_size:
@@ -330,7 +330,7 @@ class ShardReader:
         first = begin + block.first_row * row_bytes
         return first, first + block.num_rows * row_bytes
 
-    def numbers(self, name: str) -> Tensor:
+    def read_numbers(self, name: str) -> Tensor:
         """Return a small tensor whole."""
         tensor: Tensor = self._file.get_tensor(self._prefix + name)
         return tensor
@@ -360,4 +360,4 @@ def split_parameter(
     local = tensor.to_local().detach().flatten()
     for begin, end, start in block.pieces(max(num_bytes // dtype.itemsize, 1)):
         piece = local[begin:end].to("cpu", dtype, copy=True)
-        yield start, min(block.run, end - begin), piece.view(torch.uint8)
+        yield start, min(block.run_length, end - begin), piece.view(torch.uint8)

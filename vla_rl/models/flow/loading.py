@@ -73,7 +73,7 @@ class FolderLayout:
         """Copy tensors with the folder's names into a network. Raises: CheckpointError."""
         self.inner.read_tensors(network, tensors)
 
-    def list_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
+    def encode_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
         """Return the small files of the folder by name."""
         file = msgspec.structs.replace(self.file, sampling=sampling)
         text = msgspec.json.format(msgspec.json.encode(file), indent=1)

@@ -278,7 +278,7 @@ class FlowLayout(Protocol):
         """
         ...
 
-    def list_files(self, sampling: Any) -> Mapping[str, bytes]:
+    def encode_files(self, sampling: Any) -> Mapping[str, bytes]:
         """Return the small files of the folder by name: configuration, statistics, processors, and the
         chain from noise to actions (`FlowSampling`).
         """

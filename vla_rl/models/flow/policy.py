@@ -229,7 +229,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def read(self, batch: FlowInputs) -> Prefix:
         """Read each different observation once; return a row for each decision."""
-        prefix = self._prefixes.embed(self._network, batch)
+        prefix = self._prefixes.embed_prefix(self._network, batch)
         prefix = prefix if batch.rows is None else prefix.rows(batch.rows)
         return prefix if batch.plain is None else replace(prefix, plain=self.read(batch.plain))
 
@@ -305,7 +305,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def features(self, batch: FlowInputs) -> Tensor:
         """Return features of the observations alone, [N, feature_size], for a critic."""
-        features: Tensor = self._network.features(self._prefixes.embed(self._network, batch))
+        features: Tensor = self._network.features(self._prefixes.embed_prefix(self._network, batch))
         return features if batch.rows is None else features[batch.rows]
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
@@ -328,7 +328,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return the small files of the folder by name."""
-        return self._layout.list_files(self.config.sampling)
+        return self._layout.encode_files(self.config.sampling)
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into the network; every name and shape has to match."""

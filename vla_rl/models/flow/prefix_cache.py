@@ -65,7 +65,7 @@ class PrefixCache:
         inputs = processor.prepare(missing or observations[:1], device)
         return inputs.with_known(KnownPrefixes(names, found))
 
-    def embed(self, network: FlowNetwork, inputs: FlowInputs) -> Prefix:
+    def embed_prefix(self, network: FlowNetwork, inputs: FlowInputs) -> Prefix:
         """Return the prefix of each of the B observations; keep those that are new."""
         known = inputs.known
         if known is None:

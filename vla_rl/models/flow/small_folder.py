@@ -195,7 +195,7 @@ class SmallFlowLayout:
         check_names(network.state_dict(), tensors)
         network.load_state_dict(dict(tensors))
 
-    def list_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
+    def encode_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
         """Return `config.json`, and the other small files."""
         file = msgspec.structs.replace(self.file, sampling=sampling)
         text = msgspec.json.format(msgspec.json.encode(file), indent=1)

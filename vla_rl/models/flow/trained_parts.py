@@ -177,10 +177,10 @@ class AdaptedLayout:
             for name, tensor in own.items():
                 tensor.copy_(given[name])
 
-    def list_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
+    def encode_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
         """Return the small files of the weights, and that of the adapters."""
         text = msgspec.json.format(msgspec.json.encode(self.file), indent=1)
-        return {**self.inner.list_files(sampling), LORA_FILE: text}
+        return {**self.inner.encode_files(sampling), LORA_FILE: text}
 
 
 class _Unadapted(nn.Module):

@@ -30,7 +30,7 @@ class Steering(Protocol):
         """Return a decision of the base alone as an action, float32 [N, A]."""
         ...
 
-    def apply(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
+    def steer(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor | None:
         """Return the base's tokens or numbers under an action; None if the action is the chunk."""
         ...
 
@@ -53,7 +53,7 @@ class ResidualSteering:
         """Return the chosen chunk."""
         return self._base.numbers(chosen).float()
 
-    def apply(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> None:
+    def steer(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> None:
         """Return nothing: the action is executed as it is."""
         return
 
@@ -72,7 +72,7 @@ class NoiseSteering:
         """Return the executed rows of the noise that the base drew."""
         return self._base.draw_noise(samplings).flatten(1)
 
-    def apply(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    def steer(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         """Return the end of the chain from the chosen noise."""
         noise = action.view(len(action), self._base.chunk_size, self._base.action_dim)
         return self._base.choose_from_noise(read, noise, samplings)
@@ -92,7 +92,7 @@ class TokenSteering:
         """Return the standard normal numbers of the base's own draw."""
         return self._base.find_quantiles(read, samplings)
 
-    def apply(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    def steer(self, read: Any, action: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         """Return the token ids at the quantiles."""
         return self._base.choose_quantiles(read, action)
 

@@ -235,7 +235,7 @@ class SteeredPolicy(PolicyModel[SteeredBatch]):
             noise = to_device(draw_noise(samplings, self._network.sizes.action), self._device)
             explored = distribution.sample(noise)
             action = torch.where(is_greedy[:, None], distribution.mode, explored)
-            chunk = self._steering.apply(seen.read, action, samplings)
+            chunk = self._steering.steer(seen.read, action, samplings)
         else:
             chosen = self.base.choose(seen.read, samplings)
             action = self._steering.express(seen.read, samplings, chosen)
