@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from vla_rl.errors import ConfigError
 from vla_rl.serving import Entry, ObservationReader, PolicyServer, ServerConfig
 from vla_rl.serving.openpi_messages import decode_message, encode_message
-from vla_rl.serving.token_files import read_token
 from vla_rl.types import ActionChunk, Observation, Sampling
+from vla_rl.util.listening import read_token
 
 ENTRIES = {"state": Entry("vector", 1)}
 LOCAL = ServerConfig(port=0)

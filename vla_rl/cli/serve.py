@@ -42,7 +42,6 @@ from vla_rl.serving.observation_maps import (
     read_map,
 )
 from vla_rl.serving.policy_server import PolicyServer, ServerConfig
-from vla_rl.serving.token_files import read_token
 from vla_rl.types import (
     ANY_REPLY,
     Completion,
@@ -54,7 +53,7 @@ from vla_rl.types import (
     ToolSpec,
     derive_seed,
 )
-from vla_rl.util.listening import is_local_address, tls_context
+from vla_rl.util.listening import is_local_address, read_token, tls_context
 from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:

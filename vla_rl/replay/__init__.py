@@ -6,7 +6,7 @@
 
 transitions   `TransitionLayout` and the columns of a row
 segments      one file of rows: header, checksums, rows; `segment_folder`: all of a buffer
-live_rows     the rows that can be sampled; `row_store`: their memory
+live_rows     the rows that can be sampled, in memory
 sampling      which rows a batch has
 buffer        `ReplayBuffer`
 """

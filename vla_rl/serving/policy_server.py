@@ -30,7 +30,6 @@ from vla_rl.rollout.engines import ActionEngine
 from vla_rl.serving.latencies import ClientLatencies, prometheus_text
 from vla_rl.serving.observation_maps import ObservationReader
 from vla_rl.serving.openpi_messages import decode_message, encode_message, flatten_names
-from vla_rl.serving.token_files import read_token
 from vla_rl.types import (
     ActionChunk,
     Config,
@@ -40,7 +39,7 @@ from vla_rl.types import (
     Sampling,
     derive_seed,
 )
-from vla_rl.util.listening import is_local_address, tls_context
+from vla_rl.util.listening import is_local_address, read_token, tls_context
 from vla_rl.util.values import shorten_middle
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,6 @@ from vla_rl.serving.openpi_messages import (
     restore_array,
 )
 from vla_rl.serving.remote_config import RemotePolicyConfig
-from vla_rl.serving.token_files import read_token
 from vla_rl.types import (
     ActionChunk,
     Env,
@@ -41,6 +40,7 @@ from vla_rl.types import (
     Sampling,
     Trajectory,
 )
+from vla_rl.util.listening import read_token
 
 VLA_EVAL_VERSION: Final = 1
 """Protocol version of vla-eval that is spoken here (`PROTOCOL_VERSION` of vla-eval 0.8)."""

@@ -1,7 +1,9 @@
-"""Settings of a program that listens: who reaches its address, and TLS."""
+"""Settings of a program that listens: who reaches its address, TLS, and the token that clients show."""
 
 import ipaddress
 import ssl
+from pathlib import Path
+from typing import Final
 
 from vla_rl.errors import ConfigError
 
@@ -31,3 +33,27 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
             f"tls_certificate {certificate} and tls_key {key} cannot be used: {error}"
         ) from error
     return context
+
+
+MIN_TOKEN: Final = 16
+"""Characters below which a token could be guessed."""
+
+
+def read_token(file: str | None) -> str | None:
+    """Return the token in a file, or None without a file.
+
+    It is no option, because other users see a command line. Raises: ConfigError.
+    """
+    if file is None:
+        return None
+    try:
+        token = Path(file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token_file {file} cannot be read: {error}") from error
+    # a header holds nothing else
+    if not token.isprintable() or len(token) < MIN_TOKEN:
+        raise ConfigError(
+            f"token_file {file} holds no good token, expected one line of at least {MIN_TOKEN} "
+            "printable characters, such as that of `openssl rand -hex 32`"
+        )
+    return token

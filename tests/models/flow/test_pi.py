@@ -28,10 +28,10 @@ from vla_rl.models.flow.normalization import (
     count_used,
     require_usable,
 )
-from vla_rl.models.flow.padded_images import resize_padded
 from vla_rl.models.flow.pi import GEMMA_SIZES, PiKind, PiNetwork, PiSize
 from vla_rl.models.flow.pi_folder import load_pi
 from vla_rl.models.flow.pi_layers import GemmaSize
+from vla_rl.models.flow.pi_processor import resize_padded
 from vla_rl.models.flow.pi_prompt import PiTokenizer, format_pi0, format_pi05, read_tokenizer
 from vla_rl.models.prismatic.trunk import materialise
 

@@ -19,7 +19,7 @@ from vla_rl.models.flow.small_folder import create_small_flow
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
 from vla_rl.models.steered.bases import MlpBase, freeze_base
-from vla_rl.models.steered.distribution import SteeringDistribution
+from vla_rl.models.steered.heads import SteeringDistribution
 from vla_rl.testing import PolicyContract
 from vla_rl.types import Observation, Sampling, with_drawn, with_plan
 

@@ -39,9 +39,9 @@ from vla_rl.models.flow.decision_inputs import (
     add_to_chunk,
     check_stored_step,
     make_example,
+    prepare_inputs,
 )
 from vla_rl.models.flow.imitation import imitation_errors, require_rows
-from vla_rl.models.flow.inputs import prepare_inputs
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.prefix_cache import PrefixCache, is_frozen

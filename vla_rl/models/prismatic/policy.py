@@ -26,8 +26,9 @@ from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.learner.plan import TensorPlan
 from vla_rl.models.blocks import CompiledBlock, compile_blocks, decoder_plan, recompute_in_backward
 from vla_rl.models.images import AugmentationConfig
-from vla_rl.models.images.pipeline import training_pipeline
+from vla_rl.models.images.pipeline import image_stages, training_pipeline
 from vla_rl.models.observed_values import require_dicts
+from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
 from vla_rl.models.prismatic.adapters import build_with_weights, merged_tensors
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -47,7 +48,6 @@ from vla_rl.models.prismatic.public_config import (
     public_name,
     timm_name,
 )
-from vla_rl.models.prismatic.traced import trace_decision
 from vla_rl.models.prismatic.weights import check_names, write_weights
 from vla_rl.models.robot_policy import TracedValue
 from vla_rl.types import Observation
@@ -319,3 +319,38 @@ def _describe_statistics(config: PrismaticConfig, proprio: ProprioConfig | None)
     if proprio is not None:
         statistics["proprio"] = {"q01": proprio.low, "q99": proprio.high}
     return {config.norm_key: statistics}
+
+
+def trace_decision(
+    policy: Any, observation: Observation, tokens: np.ndarray
+) -> Iterator[TracedValue]:
+    """Yield the values of a decision: images, proprioception, prompt, and the chunk before and after scaling.
+
+    Args:
+        policy: the `PrismaticPolicy` that decided.
+        observation: what it saw.
+        tokens: what it chose, int64 [T], or float32 [T] of a continuous head.
+    """
+    for camera in policy.config.cameras:
+        images = torch.from_numpy(observation[camera].copy()).permute(2, 0, 1)[None]
+        for name, stage in image_stages(policy.config.images).items():
+            images = stage(images, policy.config.image_size)
+            yield TracedValue(name, _to_numbers(images[0].permute(1, 2, 0)), camera)
+    batch = policy.prepare([observation])
+    if batch.proprio is not None:
+        yield TracedValue("proprioception", _to_numbers(batch.proprio[0]))
+    prompt = batch.prompts[0, : int(batch.prompt_lengths[0])]
+    yield TracedValue("prompt_ids", _to_numbers(prompt))
+    config, unit = policy.config, tokens
+    if np.issubdtype(tokens.dtype, np.integer):
+        # continuous heads have no tokens: their numbers are in the unit range already
+        tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
+        unit = tokenizer.to_unit(tokens)
+    unit = unit.reshape(-1, config.action_dim)
+    yield TracedValue("unit_action", unit.astype(np.float64))
+    yield TracedValue("action", ActionScaler(config.action_bounds).unscaled(unit))
+
+
+def _to_numbers(tensor: torch.Tensor) -> np.ndarray:
+    numbers: np.ndarray = tensor.cpu().numpy()
+    return numbers

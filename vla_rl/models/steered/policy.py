@@ -39,9 +39,8 @@ from vla_rl.models.steered.decisions import (
     list_drawn_sizes,
     read_proprio,
 )
-from vla_rl.models.steered.distribution import SteeringDistribution
 from vla_rl.models.steered.file import SteeredFile
-from vla_rl.models.steered.heads import SteeringHead
+from vla_rl.models.steered.heads import SteeringDistribution, SteeringHead
 from vla_rl.models.steered.kinds import make_steering
 from vla_rl.replay.transitions import TransitionLayout
 from vla_rl.types import Observation, Sampling
