@@ -195,12 +195,25 @@ def test_a_process_that_computes_is_running_although_it_seldom_has_a_core() -> N
             process.kill()
 
 
+COMPUTES_IN_A_THREAD = """
+import threading
+import time
+
+def compute():
+    while time.process_time() < 0.3:  # until the first thread waits for this one and hands nothing over
+        pass
+    print(flush=True)
+    while True:
+        pass
+
+threading.Thread(target=compute).start()
+"""
+
+
 def test_a_process_whose_second_thread_computes_is_running() -> None:
-    program = (
-        "import threading; threading.Thread(target=lambda: [0 for _ in iter(int, "
-        "1)]).start(); print(flush=True)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", COMPUTES_IN_A_THREAD], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         eye = ProcessReader(process.pid)

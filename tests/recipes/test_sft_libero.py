@@ -211,8 +211,9 @@ async def test_openvla_learns_token_by_token_whole_or_by_adapters(
     LeRobotWriter(tmp_path / "demos").add_episode(episode)
     folder = await sft(
         tmp_path, checkpoint=str(public), policy_family="openvla", statistics="data", norm_key="mine",
-        lora_rank=lora_rank, updates=40,
-        imitation=msgspec.structs.replace(FAST, optimizer=OptimizerConfig(lr=1e-2)),
+        lora_rank=lora_rank, updates=60,
+        # at 1e-2 one seed of three ends at 0.25 on some processors, below it all at 0.93 or more
+        imitation=msgspec.structs.replace(FAST, optimizer=OptimizerConfig(lr=5e-3)),
     )  # fmt: skip
     assert float(capsys.readouterr().out.split("imitation/token_accuracy ")[1].split(",")[0]) > 0.8
     policy = OpenVla.load(folder)
