@@ -349,10 +349,8 @@ def test_one_policy_is_a_team_of_one_and_a_team_is_itself() -> None:
 
 
 def test_the_bytes_of_a_team_are_those_of_all_its_members() -> None:
-    one = Team.of(mlp_policy()).weight_and_training_bytes
-    two = Team(
-        {"left": Member(mlp_policy()), "right": Member(mlp_policy())}
-    ).weight_and_training_bytes
+    one = Team.of(mlp_policy()).memory_bytes
+    two = Team({"left": Member(mlp_policy()), "right": Member(mlp_policy())}).memory_bytes
     assert two == (2 * one[0], 2 * one[1])
     assert one[0] > 0
 

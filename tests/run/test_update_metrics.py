@@ -403,7 +403,7 @@ def test_a_small_policy_on_a_machine_without_a_gpu_is_not_estimated(tmp_path: Pa
 def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(planned: Planned) -> None:
     config, team, estimate = planned
     out = Console(record=True, width=200)
-    print_plan(config, FOOTPRINT, *team.weight_and_training_bytes, console=out, estimate=estimate)
+    print_plan(config, FOOTPRINT, *team.memory_bytes, console=out, estimate=estimate)
     text = out.export_text()
     assert "GPU memory at the peak of an update, 32 rows at a time" in text
     assert re.search(r"activations, kept +│ +\d+\.\d{3}", text)
@@ -420,7 +420,7 @@ def test_without_a_gpu_the_passes_of_an_update_are_in_the_memory_of_the_machine(
     terms = estimate.memory.terms
     out = Console(record=True, width=200)
     on_cpu = msgspec.structs.replace(config, run=with_run(tmp_path, device="cpu").run)
-    print_plan(on_cpu, FOOTPRINT, *team.weight_and_training_bytes, console=out, estimate=estimate)
+    print_plan(on_cpu, FOOTPRINT, *team.memory_bytes, console=out, estimate=estimate)
     found = re.search(r"activations of an update, .+?│ +(\d+\.\d{3})", out.export_text())
     assert found is not None
     passes = terms["activations"] + terms["backward of a block"]

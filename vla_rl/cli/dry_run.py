@@ -266,9 +266,7 @@ async def plan_layout(
 
     this_host = Host(name="this host", resources=replace(get_own_resources(), gpus=list_own_gpus()))
     others, remark = await _other_hosts(config.cluster)
-    needs = Needs(
-        acting_bytes=team.weight_and_training_bytes[0], simulator_bytes=footprint.simulator_mb * MIB
-    )
+    needs = Needs(acting_bytes=team.memory_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
     layout = plan_run_layout([this_host, *others], run_shape(config, team), needs)
     num_envs = sum(each.num_simulators for each in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)

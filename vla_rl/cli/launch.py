@@ -200,7 +200,7 @@ async def _check_machine(config: LearningConfig, model: "Trainable") -> None:
     from vla_rl.cli.doctor import Machine, check_at_start
     from vla_rl.team.members import Team
 
-    weights, others = Team.of(model).weight_and_training_bytes
+    weights, others = Team.of(model).memory_bytes
     shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
     machine = Machine(
         root=config.run.root,
@@ -274,7 +274,7 @@ async def _plan_and_rehearse(
     print_plan(
         config,
         footprint,
-        *team.weight_and_training_bytes,
+        *team.memory_bytes,
         others=others,
         size=_measure_for_ranks(config, team),
         evaluator=evaluator,

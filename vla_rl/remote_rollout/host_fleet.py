@@ -373,7 +373,7 @@ class EngineSplit:
         Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
             engine would have no environment.
         """
-        weights, _ = self._team.weight_and_training_bytes
+        weights, _ = self._team.memory_bytes
         require_memory_to_act(host, self._shape, Needs(acting_bytes=weights))
         engines = assign_engines(host, self._shape)
         for each in engines:

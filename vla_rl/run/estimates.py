@@ -209,7 +209,7 @@ def concerns_gpus(config: LearningConfig, team: Team) -> bool:
 
     Others are spared the trace, whose imports alone take a second.
     """
-    weights, _ = team.weight_and_training_bytes
+    weights, _ = team.memory_bytes
     is_wanted = config.run.device != "cpu" and torch.cuda.is_available()
     return is_wanted or config.run.peak_tflops is not None or weights >= LARGE_BYTES
 

@@ -133,7 +133,7 @@ class Team:
         return AgentNames(self.members)
 
     @property
-    def weight_and_training_bytes(self) -> tuple[int, int]:
+    def memory_bytes(self) -> tuple[int, int]:
         """Bytes of the weights of all policies, and of what their learners store besides."""
         networks = [member.model.network for member in self.members.values()]
         weights = sum(weight.nbytes for network in networks for weight in network.parameters())
