@@ -172,7 +172,7 @@ class TestImageCache(ActorContract):
     arguments = (1 << 20,)
 
     async def use(self, actor: ImageCache) -> Any:
-        return await actor.greet()
+        return await actor.ping()
 
 
 def run_broken(folder: Path, *options: str) -> dict[str, set[str]]:
