@@ -14,6 +14,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -274,6 +275,7 @@ def keys(table: Mapping[str, Any]) -> Iterator[str]:
             yield from keys(value)
 
 
+@cache
 def is_explained(option: str) -> bool:
     """Whether a page has the option: on a command line, in a file or in code."""
     kebab = option.replace("_", "-")
