@@ -127,14 +127,19 @@ def test_names_of_another_layout_are_no_matter_of_openvla(
 @pytest.mark.parametrize(
     ("file", "advice"),
     [
-        ("pretrained_model/config.json", r"name .*/pretrained_model"),
+        ("pretrained_model/config.json", r"1 policy below. Name it .*/pretrained_model$"),
+        ("checkpoints/last/pretrained_model/config.json", r"Name it .*/last/pretrained_model$"),
+        ("policy/config.json", "Name it .*/policy$"),
+        ("update-000012/policy/config.json", "Name it .*/update-000012/policy$"),
+        ("checkpoints/best/policy/config.json", "Name it .*/checkpoints/best/policy$"),
+        ("agents/solver/policy/config.json", "Name it .*/agents/solver/policy$"),
         ("params/_METADATA", "convert_jax_model_to_pytorch"),
     ],
 )
 def test_a_folder_whose_weights_are_elsewhere_says_where(
     file: str, advice: str, tmp_path: Path
 ) -> None:
-    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("{}")
     with pytest.raises(CheckpointError, match=advice):
         load_policy(str(tmp_path), CheckpointConfig(), "cpu")

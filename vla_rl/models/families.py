@@ -178,7 +178,7 @@ def find_family(folder: Path) -> PolicyFamily | None:
     from vla_rl.models.tensor_reading import holds_weights, tensor_files
 
     if not holds_weights(folder):
-        _refuse_outer_folder(folder)
+        _refuse_jax_checkpoint(folder)
         return None
     files = tensor_files(folder)
     family = next((each for each in FAMILIES if each.has_its_tensors(files.keys())), None)
@@ -202,13 +202,8 @@ _reported: Final[set[Path]] = set()
 """Weights whose folder was reported to say that they are another family's."""
 
 
-def _refuse_outer_folder(folder: Path) -> None:
-    """Raise CheckpointError for folders without weights that other projects write around a checkpoint."""
-    inner = folder / "pretrained_model"
-    if (inner / CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"{folder} is a checkpoint of LeRobot's training, whose policy is in a folder below: name {inner}."
-        )
+def _refuse_jax_checkpoint(folder: Path) -> None:
+    """Raise CheckpointError for what openpi's training writes."""
     if (folder / "params" / "_METADATA").is_file():
         raise CheckpointError(
             f"{folder} is openpi's JAX checkpoint, which is not read here; convert it with openpi's "

@@ -75,16 +75,39 @@ def locate(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
         checkpoint: a folder, or a hub id such as `openvla/openvla-7b`.
         without: patterns of files that are not fetched.
 
-    Raises: CheckpointError if it is neither, or cannot be downloaded.
+    Raises: CheckpointError if it is neither, or cannot be downloaded; for a folder of training whose policies
+    are below.
     """
     path = Path(checkpoint).expanduser()
     if str(checkpoint) and path.is_dir():
+        refuse_training_folder(path)
         return path.resolve()
     if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
         return download(checkpoint, without=without)
     raise CheckpointError(
         f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b."
     )
+
+
+_OF_TRAINING: Final = tuple(
+    f"{above}{inner}/config.json"
+    for above in ("", "*/", "checkpoints/*/")
+    for inner in ("policy", "agents/*/policy", "pretrained_model")
+)
+"""Policies of a training checkpoint, of a folder of them, of a run: as this package and LeRobot save them."""
+
+
+def refuse_training_folder(folder: Path) -> None:
+    """Raise CheckpointError for a run, or a checkpoint of training, whose policies are in folders below."""
+    if holds_weights(folder):
+        return
+    policies = sorted({path.parent for pattern in _OF_TRAINING for path in folder.glob(pattern)})
+    if policies:
+        number = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
+        raise CheckpointError(
+            f"{folder} is no policy: it is of a training run and has {number} below. Name "
+            f"{'it' if len(policies) == 1 else 'one of them, such as'} {policies[-1]}"
+        )
 
 
 def verify_download(path: Path) -> None:

@@ -236,6 +236,10 @@ def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"holds no weights; expected model\.safetensors"):
         CausalLanguageModel.load(tmp_path)
+    (tmp_path / "checkpoints" / "update-000012" / "policy").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "update-000012" / "policy" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is of a training run .* Name it .*-000012/policy$"):
+        CausalLanguageModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,13 @@ from vla_rl.models.language.grid_images import GridReader
 from vla_rl.models.language.images import ImageReader
 from vla_rl.models.language.tile_images import TileReader
 from vla_rl.models.small_files import companion_files, require_agreement
-from vla_rl.models.tensor_reading import HUB_ID, SINGLE_FILE, download, holds_weights
+from vla_rl.models.tensor_reading import (
+    HUB_ID,
+    SINGLE_FILE,
+    download,
+    holds_weights,
+    refuse_training_folder,
+)
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, require_loaded
 from vla_rl.util.arrays import require_finite
 from vla_rl.util.foreign_data import find_files
@@ -306,6 +312,7 @@ def local_folder(source: str | Path) -> Path:
             )
         return gguf.installed_folder()
     if folder.is_dir():
+        refuse_training_folder(folder)
         files = find_files(folder, f"*{gguf.SUFFIX}")
         if files and not holds_weights(folder):
             raise CheckpointError(
