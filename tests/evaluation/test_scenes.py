@@ -38,6 +38,7 @@ from vla_rl.evaluation.suites import require_for_libero
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import TrainingImages, tiny
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.shipped import (
     BASE_POLICY,
     FLOW_BASE_POLICY,
@@ -48,6 +49,8 @@ from vla_rl.models.shipped import (
     SHIPPED_GOAL,
     is_base_policy,
 )
+from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.folder import load_base
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.parity import ParityConfig, Way
@@ -250,6 +253,26 @@ def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) 
     assert describe_other_images(mine, "wheels", 84, "fast") is None
     OpenVlaOft.load(mine).save(tmp_path / "again")
     assert describe_other_images(str(tmp_path / "again"), "wheels", 84, "exact") is not None
+
+
+def test_a_policy_that_was_trained_here_is_shown_the_images_of_its_training(tmp_path: Path) -> None:
+    trained = SrpoLiberoConfig(assets="stand-ins").load_starting_policy()
+    seen = TrainingImages(image_size=84, quality="fast", assets="stand-ins")
+    assert trained.config.training_images == seen  # type: ignore[attr-defined]
+    mine, head = str(tmp_path / "mine"), str(tmp_path / "head")
+    trained.save(tmp_path / "mine")
+    base = load_base(mine, AS_STORED, torch.device("cpu"), False)
+    SteeredPolicy.create(base, SteeringConfig(scale=(0.5,)), seed=0).save(tmp_path / "head")
+    for checkpoint in (mine, head):
+        for config in (
+            EvalLiberoConfig(checkpoint=checkpoint),
+            SrpoLiberoConfig(policy=checkpoint),
+        ):
+            assert (config.scene.image_size, config.scene.quality) == (84, "fast")
+    chosen = EvalLiberoConfig(checkpoint=mine, image_size=128, quality="exact").scene
+    assert (chosen.image_size, chosen.quality) == (128, "exact")
+    unknown = EvalLiberoConfig(checkpoint="openvla/openvla-7b").scene
+    assert (unknown.image_size, unknown.quality) == (256, "exact")
 
 
 def test_images_as_a_policy_saw_them_in_training_need_no_line() -> None:

@@ -211,11 +211,13 @@ class EvalConfig(DecodingConfig, frozen=True, kw_only=True):
     """None: each suite's published limit. Set 512 for SRPO's limit."""
 
     image_size: ImageSize | None = None
-    """None: 84 for the shipped policy, its own for a flow policy that sees one size alone, else 256, as published
-    policies were trained."""
+    """None: the side that the checkpoint says it was trained with (84 for the shipped policy and for what is
+    trained from it), its own for a flow policy that sees one size alone, else 256, as published policies were
+    trained."""
 
     quality: LiberoQuality | None = None
-    """None: fast for the shipped policy, which was trained with it, else exact."""
+    """None: the quality that the checkpoint says it was trained with (fast for the shipped policy and for what is
+    trained from it), else exact."""
 
     num_envs: PositiveInt = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for

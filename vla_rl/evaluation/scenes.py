@@ -6,6 +6,7 @@ the images that a policy was trained with, and training is paid by the control s
 One line warns if a policy that ships, or that was trained here, sees other images.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self, TypeAlias
@@ -14,7 +15,7 @@ import msgspec
 
 from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, Assets, find_assets
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.shipped import (
     BASE_POLICY,
     PLACEHOLDER_BASE_POLICY,
@@ -158,16 +159,16 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
     ) -> Self:
         """Return the conditions that a recipe's options name.
 
-        An image size or a quality of None is what the policy of `checkpoint` was trained with: one that ships, or
-        that sees images of one size alone.
+        An image size or a quality of None is what the policy of `checkpoint` was trained with, if that is known:
+        it ships, it was trained here, or it sees images of one size alone.
         """
+        image_size, quality = PUBLISHED_IMAGES, PUBLISHED_QUALITY
         if checkpoint is None:
-            image_size, quality = WATCHED_IMAGES, PUBLISHED_QUALITY
-        elif is_base_policy(checkpoint):
-            image_size, quality = BASE_POLICY_IMAGES, BASE_POLICY_QUALITY
+            image_size = WATCHED_IMAGES
+        elif (trained := _known_training_images(checkpoint)) is not None:
+            image_size, quality = trained.image_size, trained.quality
         else:
-            image_size = _read_fixed_image_size(checkpoint) or PUBLISHED_IMAGES
-            quality = PUBLISHED_QUALITY
+            image_size = _read_fixed_image_size(checkpoint) or image_size
         return cls(
             image_size=options.image_size or image_size,
             quality=options.quality or quality,
@@ -234,6 +235,26 @@ def assets_in_use(assets: str | None) -> Assets:
         raise ConfigError(str(error)) from error
 
 
+def note_training_images(policy: Any, scene: Scene) -> None:
+    """Write down in a policy's configuration the images that it is trained on: its checkpoints name them, and
+    later commands choose the same.
+
+    Families without such a setting, which are not OpenVLA's, stay as they are.
+    """
+    if not hasattr(policy.config, "training_images"):
+        return
+    from vla_rl.models.prismatic.config import TrainingImages
+
+    kind = None
+    if isinstance(scene, LiberoScene):
+        # a drawing of the graph is made without LIBERO
+        with contextlib.suppress(FileNotFoundError):
+            is_placeholder = find_assets(scene.assets).source == PLACEHOLDER_ASSETS
+            kind = PLACEHOLDER_ASSETS if is_placeholder else "own"
+    images = TrainingImages(image_size=scene.image_size, quality=scene.quality, assets=kind)
+    policy.config = msgspec.structs.replace(policy.config, training_images=images)
+
+
 def describe_other_images(
     checkpoint: str, source: str, image_size: int, quality: Quality
 ) -> str | None:
@@ -290,13 +311,26 @@ class _FlowFile(msgspec.Struct):
     policy: _FlowPolicySize
 
 
+def _known_training_images(checkpoint: str) -> "TrainingImages | None":
+    """Return the images of a policy's training; None also for settings that cannot be read, which loading reports."""
+    try:
+        return _training_images(checkpoint)
+    except CheckpointError:
+        return None
+
+
 def _training_images(checkpoint: str) -> "TrainingImages | None":
     # the layouts of checkpoints come with it, which a plan of evaluations does without
+    from vla_rl.models.families import read_config_type
     from vla_rl.models.prismatic.config import TrainingImages
     from vla_rl.models.prismatic.public_config import read_extension
+    from vla_rl.models.steered.file import MODEL_TYPE, read_steered_file
 
     folder = Path(checkpoint).expanduser()
     if not is_base_policy(checkpoint):
+        if read_config_type(folder) == MODEL_TYPE:  # a head reads what its base makes of the images
+            base = read_steered_file(folder).base
+            return None if base is None else _training_images(base.path)
         return read_extension(folder).training_images
     is_placeholder = folder.resolve() == PLACEHOLDER_BASE_POLICY.resolve()
     return TrainingImages(

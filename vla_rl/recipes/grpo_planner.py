@@ -47,6 +47,7 @@ from vla_rl.evaluation.scenes import (
     StepLimit,
     assets_in_use,
     describe_other_images,
+    note_training_images,
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import LIBERO
@@ -291,6 +292,7 @@ def make_team(config: GrpoPlannerConfig) -> "Team":
     folder = resolve_checkpoint(config.policy, config.assets)
     robot = load_policy(folder, CheckpointFormat(), config.run.device)
     require_trainable(robot, folder, config.learner)
+    note_training_images(robot, config.scene)
     learner = replace(config.learner, optimizer=config.planner_optimizer)
     members = {
         PLANNER: vla_rl.Member(make_planner(config), learner=learner),

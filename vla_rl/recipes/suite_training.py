@@ -29,7 +29,13 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import choosing_numbers, number_ranges
-from vla_rl.evaluation.scenes import ImageSize, LiberoQuality, Scene, StepLimit
+from vla_rl.evaluation.scenes import (
+    ImageSize,
+    LiberoQuality,
+    Scene,
+    StepLimit,
+    note_training_images,
+)
 from vla_rl.evaluation.suites import (
     Benchmark,
     SuiteTask,
@@ -91,11 +97,13 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     published limit."""
 
     image_size: ImageSize | None = None
-    """None: 84 for the shipped policy, its own for a flow policy that sees one size alone, else 256, as published
-    policies were trained."""
+    """None: the side that the checkpoint says it was trained with (84 for the shipped policy and for what is
+    trained from it), its own for a flow policy that sees one size alone, else 256, as published policies were
+    trained."""
 
     quality: LiberoQuality | None = None
-    """None: fast for the shipped policy, which was trained with it, else exact."""
+    """None: the quality that the checkpoint says it was trained with (fast for the shipped policy and for what is
+    trained from it), else exact."""
 
     policy: str
     """Folder or hub id of the checkpoint to start from, of any family."""
@@ -296,6 +304,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
 
         require_method(policy, "compile_blocks", "compile_blocks")()
         print(COMPILATION_NOTICE, flush=True)
+    note_training_images(policy, config.scene)
     return policy
 
 

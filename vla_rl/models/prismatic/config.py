@@ -191,8 +191,8 @@ class TrainingImages(Config, frozen=True, kw_only=True):
     image_size: int
     """Side of the camera images in pixels, before they are resized for the towers."""
 
-    quality: str
-    """Rendering quality, exact or fast."""
+    quality: Literal["exact", "fast"]
+    """Rendering quality."""
 
     assets: str | None = None
     """`stand-ins`, or `own` for the benchmark's own meshes and textures; None: there is one kind."""
