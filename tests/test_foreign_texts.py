@@ -279,3 +279,8 @@ def read(row, name):
     return str(row["task"]), f"{row.get('title') or ''}", str(row[name]), str(row[0])
 """
     assert sorted(spelled_fields(source)) == ["row.get('title') or ''", "row['task']", "row[name]"]
+
+
+def test_the_home_of_an_unknown_user_ends_no_command() -> None:
+    # pathlib raises RuntimeError for `~nobody/x`; os.path leaves it as it is, and no folder has that name
+    assert [path for path in PACKAGE.rglob("*.py") if ".expanduser()" in path.read_text()] == []

@@ -271,8 +271,9 @@ def test_a_policy_that_was_trained_here_is_shown_the_images_of_its_training(tmp_
             assert (config.scene.image_size, config.scene.quality) == (84, "fast")
     chosen = EvalLiberoConfig(checkpoint=mine, image_size=128, quality="exact").scene
     assert (chosen.image_size, chosen.quality) == (128, "exact")
-    unknown = EvalLiberoConfig(checkpoint="openvla/openvla-7b").scene
-    assert (unknown.image_size, unknown.quality) == (256, "exact")
+    for other in ("openvla/openvla-7b", "9" * 4000, "a\0b", "~nobody-of-this-name/policy"):
+        unknown = EvalLiberoConfig(checkpoint=other).scene
+        assert (unknown.image_size, unknown.quality) == (256, "exact")
 
 
 def test_images_as_a_policy_saw_them_in_training_need_no_line() -> None:

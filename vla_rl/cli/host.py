@@ -5,6 +5,7 @@ The first start makes keys in ~/.vla_rl/keys. Then it prints the lines for the l
 """
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ PORT: Final = 7070
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make keys, print what the other side needs, and serve; return the exit status."""
     options = _parser().parse_args(arguments)
-    folder = options.keys.expanduser()
+    folder = Path(os.path.expanduser(options.keys))
     try:
         _make_missing(folder)
         if options.show_key:

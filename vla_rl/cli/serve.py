@@ -17,6 +17,7 @@ SIGTERM or Ctrl-C answers what clients have sent, prints the latencies, and ends
 
 import asyncio
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -101,7 +102,7 @@ class ServeConfig(DecodingConfig, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         """Folder that `checkpoint` names."""
-        return Path(resolve_checkpoint(self.checkpoint, None)).expanduser()
+        return Path(os.path.expanduser(resolve_checkpoint(self.checkpoint, None)))
 
 
 def load_served(config: ServeConfig, folder: Path) -> Any:

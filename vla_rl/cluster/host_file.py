@@ -18,6 +18,7 @@ Paths are relative to the file.
 
 import codecs
 import difflib
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -205,13 +206,13 @@ def resolve_public_key(text: str, folder: Path) -> str:
             )
         return text
     try:
-        return read_public_key(folder / Path(text).expanduser())
+        return read_public_key(folder / Path(os.path.expanduser(text)))
     except OSError as error:
         raise ValueError(f"the key file {text} cannot be read: {error.strerror}") from error
 
 
 def _read_client_keys(path: Path, file: str) -> KeyPair:
-    key_file = path.parent / Path(file).expanduser()
+    key_file = path.parent / Path(os.path.expanduser(file))
     try:
         return read_keys(key_file)
     except OSError as error:

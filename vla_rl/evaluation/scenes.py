@@ -7,6 +7,7 @@ One line warns if a policy that ships, or that was trained here, sees other imag
 """
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self, TypeAlias
@@ -294,9 +295,9 @@ def _read_fixed_image_size(checkpoint: str) -> int | None:
     policies, and for folders whose settings cannot be read, which loading them reports.
     """
     try:
-        held = (Path(checkpoint).expanduser() / "config.json").read_bytes()
+        held = (Path(os.path.expanduser(checkpoint)) / "config.json").read_bytes()
         return msgspec.json.decode(held, type=_FlowFile).policy.image_size
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return None
 
 
@@ -315,7 +316,12 @@ def _known_training_images(checkpoint: str) -> "TrainingImages | None":
     """Return the images of a policy's training; None also for settings that cannot be read, which loading reports."""
     try:
         return _training_images(checkpoint)
-    except CheckpointError:
+    except (
+        CheckpointError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # such as a name that no file can have
         return None
 
 
@@ -326,11 +332,13 @@ def _training_images(checkpoint: str) -> "TrainingImages | None":
     from vla_rl.models.prismatic.public_config import read_extension
     from vla_rl.models.steered.file import MODEL_TYPE, read_steered_file
 
-    folder = Path(checkpoint).expanduser()
+    folder = Path(os.path.expanduser(checkpoint))
+    if read_config_type(folder) == MODEL_TYPE:  # a head reads what its base makes of the images
+        base = read_steered_file(folder).base
+        if base is None:
+            return None
+        checkpoint, folder = base.path, Path(os.path.expanduser(base.path))
     if not is_base_policy(checkpoint):
-        if read_config_type(folder) == MODEL_TYPE:  # a head reads what its base makes of the images
-            base = read_steered_file(folder).base
-            return None if base is None else _training_images(base.path)
         return read_extension(folder).training_images
     is_placeholder = folder.resolve() == PLACEHOLDER_BASE_POLICY.resolve()
     return TrainingImages(

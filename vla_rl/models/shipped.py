@@ -3,6 +3,7 @@
 Importing this module does not import torch.
 """
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,7 @@ NAMES: Final = (SHIPPED, *_FOLDERS)
 
 def is_base_policy(checkpoint: str) -> bool:
     """Return whether this names a LIBERO base policy of this package, however it is written."""
-    folder = Path(checkpoint).expanduser().resolve()
+    folder = Path(os.path.expanduser(checkpoint)).resolve()
     shipped = (BASE_POLICY, PLACEHOLDER_BASE_POLICY, *_FOLDERS.values())
     return checkpoint in NAMES or folder in [each.resolve() for each in shipped]
 

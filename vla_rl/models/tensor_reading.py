@@ -9,6 +9,7 @@ decided in `weight_files`.
 """
 
 import hashlib
+import os
 import pickle
 import re
 import zipfile
@@ -78,7 +79,7 @@ def locate(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
     Raises: CheckpointError if it is neither, or cannot be downloaded; for a folder of training whose policies
     are below.
     """
-    path = Path(checkpoint).expanduser()
+    path = Path(os.path.expanduser(checkpoint))
     if str(checkpoint) and path.is_dir():
         refuse_training_folder(path)
         return path.resolve()

@@ -1,6 +1,7 @@
 """Settings of a program that listens: who reaches its address, TLS, and the token that clients show."""
 
 import ipaddress
+import os
 import ssl
 from pathlib import Path
 from typing import Final
@@ -47,7 +48,7 @@ def read_token(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        token = Path(file).expanduser().read_text(encoding="ascii").strip()
+        token = Path(os.path.expanduser(file)).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"token_file {file} cannot be read: {error}") from error
     # a header holds nothing else

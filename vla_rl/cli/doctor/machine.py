@@ -175,7 +175,7 @@ def disk(machine: Machine) -> Iterable[CheckResult]:
 
 
 def _weight_bytes(checkpoint: str | None) -> int:
-    folder = Path(checkpoint).expanduser() if checkpoint is not None else None
+    folder = Path(os.path.expanduser(checkpoint)) if checkpoint is not None else None
     if folder is None or not folder.is_dir():
         return 0
     return sum(

@@ -178,7 +178,7 @@ def missing_asset_error(assets: Path, detail: str, task: Task | None = None) -> 
 
 
 def _find_installed() -> Assets | None:
-    package, download = libero_root() / "assets", Path(_DOWNLOAD_FOLDER).expanduser()
+    package, download = libero_root() / "assets", Path(os.path.expanduser(_DOWNLOAD_FOLDER))
     if _is_complete(package):
         return Assets(package.resolve(), "package")
     wheels = find_wheels()
