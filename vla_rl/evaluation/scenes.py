@@ -297,7 +297,7 @@ def _read_fixed_image_size(checkpoint: str) -> int | None:
     try:
         held = (Path(os.path.expanduser(checkpoint)) / "config.json").read_bytes()
         return msgspec.json.decode(held, type=_FlowFile).policy.image_size
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):
         return None
 
 
@@ -316,12 +316,7 @@ def _known_training_images(checkpoint: str) -> "TrainingImages | None":
     """Return the images of a policy's training; None also for settings that cannot be read, which loading reports."""
     try:
         return _training_images(checkpoint)
-    except (
-        CheckpointError,
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # such as a name that no file can have
+    except (CheckpointError, OSError, ValueError):  # the latter for a name that no file can have
         return None
 
 
