@@ -140,6 +140,13 @@ def test_a_route_is_an_episode_that_the_leaderboard_grades() -> None:
         env.close()
 
 
+def test_a_server_that_is_told_to_end_ends_the_leaderboard_that_it_runs() -> None:
+    with route_server("--ticks", "100000") as server:
+        env = make(server)
+        env.reset()
+    env.close()
+
+
 def test_a_leaderboard_that_fails_is_named_with_its_exit_code() -> None:
     broken = "exit code 2 before its agent connected"
     with route_server("--no-such-option") as server, pytest.raises(WireError, match=broken):

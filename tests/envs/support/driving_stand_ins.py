@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
+import psutil
 
 from tests.envs.driving.scores.drawn import draw_scene
 from vla_rl.envs.driving.scores.scene_files import save_scene
@@ -67,7 +69,10 @@ async def drive(
 
 @contextmanager
 def route_server(*more: str) -> Iterator[str]:
-    """A route server whose leaderboard is the stand-in; its address."""
+    """A route server whose leaderboard is the stand-in; its address.
+
+    It is told to end, and has to leave no process and no file.
+    """
     words = [
         *(
             sys.executable,
@@ -80,22 +85,30 @@ def route_server(*more: str) -> Iterator[str]:
         ),
         *("--agent-config", "{config}", "--checkpoint", "{checkpoint}", *more),
     ]
+    folder = tempfile.TemporaryDirectory()
     server = subprocess.Popen(
         [
             *(sys.executable, str(CARLA_SIDE / "vla_rl_route_server.py")),
             *("--listen", "127.0.0.1:0", "--command", shlex.join(words)),
         ],
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "TMPDIR": folder.name},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        assert server.stdout is not None
-        yield server.stdout.readline().split()[-1]
-    finally:
-        server.kill()
-        server.communicate()
+    with folder:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[-1]
+            leaderboards = psutil.Process(server.pid).children(recursive=True)
+            server.terminate()
+            _, errors = server.communicate(timeout=20)
+            assert server.returncode == 143, errors
+            assert psutil.wait_procs(leaderboards, timeout=20)[1] == []
+            assert os.listdir(folder.name) == []
+        finally:
+            server.kill()
+            server.communicate()
 
 
 def export(

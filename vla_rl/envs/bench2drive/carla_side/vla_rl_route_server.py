@@ -180,9 +180,18 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def leave(number: int, frame: Any) -> None:
+    """End the process as a signal asks, after the running leaderboard and CARLA."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
-    """Serve until the process is stopped."""
+    """Serve until Ctrl-C or SIGTERM."""
     arguments = parsed()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
     host, _, port = arguments.listen.rpartition(":")
     with socket.create_server((host, int(port))) as listener:
         address, taken = listener.getsockname()[:2]
