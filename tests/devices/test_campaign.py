@@ -8,10 +8,13 @@ import platform
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -22,6 +25,7 @@ from benchmarks.gpu.campaign import (
     correctness,
     decisions,
     publication,
+    rendering,
     run_stage,
     runner,
     updating,
@@ -41,7 +45,15 @@ from vla_rl.learner.estimates.traced_pass import Kept
 
 CPU = torch.device("cpu")
 
+needs_mujoco = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs MuJoCo")
+
 ROOT = Path(runner.ROOT)
+
+
+@pytest.fixture
+def drawing(tmp_path: Path) -> Any:
+    """What the stage of images needs of a target."""
+    return SimpleNamespace(is_tiny=True, folder=tmp_path)
 
 
 @pytest.fixture
@@ -363,3 +375,42 @@ def test_the_whole_campaign_runs_in_processes_with_the_wheels_that_are_listed(
         assert figures["log_prob_gap"] < 1e-4
         assert min(figures["64"], figures["8"], figures["1"]) > 0.0
         assert 0.0 < figures["pause_s"] < figures["published_s"]
+
+
+@needs_mujoco
+def test_every_egl_device_draws_what_the_cpu_draws(drawing: Any) -> None:
+    found: dict[str, Any] = dict(rendering.measure(drawing))
+    devices = [figures for name, figures in found.items() if name.startswith("egl")]
+    drawn = [figures for figures in devices if "apart" in figures]
+    if not drawn or "fault" in found["osmesa"]:
+        pytest.skip(f"this machine draws in one way only: {found}")
+    (goal,) = (goal for goal in GOALS if goal.stage == "rendering")
+    for figures in drawn:
+        assert figures["1"] > 0.0
+        assert goal.is_met(figures["apart"])
+
+
+@needs_mujoco
+def test_an_egl_device_that_is_not_there_is_named(drawing: Any) -> None:
+    chosen = {"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "63"}
+    assert "egl" in str(rendering.figures(drawing, chosen, "egl-63")["fault"])
+    assert not list(drawing.folder.iterdir())
+
+
+def test_images_are_compared_by_their_pixels(drawing: Any) -> None:
+    cpu, gpu = np.full((10, 10, 3), 100, np.uint8), np.full((10, 10, 3), 100, np.uint8)
+    gpu[0, 0] = (100, 100, 140)  # one pixel of a hundred, in one of its colours
+    gpu[1, 1] = (90, 100, 100)  # and one that is smoothed otherwise
+    for name, image in (("osmesa", cpu), ("egl-0", gpu)):
+        np.save(drawing.folder / f"image-{name}.npy", image)
+    found = rendering.differences(drawing, "egl-0")
+    assert found == pytest.approx({"difference": 50 / 300, "apart": 0.01})
+    assert rendering.differences(drawing, "egl-1") == {}
+
+
+def test_without_a_simulator_no_image_is_drawn(
+    drawing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="MuJoCo is not installed"):
+        dict(rendering.measure(drawing))
