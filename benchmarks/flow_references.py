@@ -20,12 +20,11 @@ from torch import Tensor
 
 from benchmarks.flow_nft import NftCases
 from vla_rl.errors import CheckpointError
-from vla_rl.models.flow.network import FlowInputs, Prefix
+from vla_rl.models.flow.network import FlowInputs, Prefix, embed_time
 from vla_rl.models.flow.pi import TIME_PERIODS
 from vla_rl.models.flow.pi_folder import load_pi
 from vla_rl.models.flow.smolvla import SmolVlaNetwork
 from vla_rl.models.flow.smolvla_folder import load_smolvla
-from vla_rl.models.flow.time_embedding import embed_time
 from vla_rl.models.flow.transitions import Method, Schedule, log_density
 from vla_rl.models.small_files import save_folder
 

@@ -29,8 +29,7 @@ from vla_rl.learner.config import LearnerConfig, OptimizerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.finiteness import first_nonfinite
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learner.predictions import make_loss_inputs
-from vla_rl.learner.prefixes import keep_prefixes
+from vla_rl.learner.predictions import keep_prefixes, make_loss_inputs
 from vla_rl.learner.scoring import ScoringRank, move_choices
 
 

@@ -43,8 +43,12 @@ from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import require_drawn, require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
-from vla_rl.learner.predictions import exceeds_kl, require_suitable_loss
-from vla_rl.learner.prefixes import count_prefix_bytes, drop_prefixes
+from vla_rl.learner.predictions import (
+    count_prefix_bytes,
+    drop_prefixes,
+    exceeds_kl,
+    require_suitable_loss,
+)
 from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import Proximal, score_decisions

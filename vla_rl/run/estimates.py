@@ -23,7 +23,7 @@ from vla_rl.learner.estimates.device import (
 from vla_rl.learner.estimates.rank_memory import PolicySize, measure_policy, rank_memory
 from vla_rl.learner.estimates.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
-from vla_rl.learner.prefixes import count_prefix_bytes
+from vla_rl.learner.predictions import count_prefix_bytes
 from vla_rl.models.example_inputs import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,

@@ -12,7 +12,8 @@ from small_batches import with_frames
 from benchmarks.srpo_reward.episodes import Episode, as_groups, load_episodes, save_episodes
 from benchmarks.srpo_reward.study import batch_of, figures_of, interleaved, score, scores_of
 from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder
-from vla_rl.algorithms.srpo.config import Clustering, Encoder, Rule, ShortVideos
+from vla_rl.algorithms.srpo.encoders import Encoder, ShortVideos
+from vla_rl.algorithms.srpo.rules import Clustering, Rule
 
 PAGE = Path(__file__).parents[3] / "docs" / "srpo.md"
 BLOCKS = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]

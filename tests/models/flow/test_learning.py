@@ -21,7 +21,7 @@ from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
-from vla_rl.learner.prefixes import count_prefix_bytes
+from vla_rl.learner.predictions import count_prefix_bytes
 from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import SmallFlowConfig
 from vla_rl.models.flow.small_folder import create_small_flow

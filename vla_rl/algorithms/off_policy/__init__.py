@@ -4,7 +4,7 @@ targets         rewards of a decision ─► what a critic should say of it
 critic_losses   TD error; CQL's penalty; IQL's expectile
 actor_losses    RLT, TD3+BC, DAgger, filtered BC, AWR and IQL
 soft_actor      SAC, RLPD, DSRL: tanh-Gaussian actors, entropy, temperature
-advantage_labels, value_distributions     RECAP: which stored steps are called positive
+recap           values of returns, which stored steps are called positive, guidance
 
 No function here holds a network or draws a number that it was not given. Importing all of this
 does not import torch.
@@ -22,17 +22,21 @@ from vla_rl.algorithms.off_policy.actor_losses import (
     value_and_cloning_loss,
     weighted_cloning_loss,
 )
-from vla_rl.algorithms.off_policy.advantage_labels import (
-    label_advantages,
-    n_step_advantages,
-    normalised_returns,
-    smooth_advantages,
-)
 from vla_rl.algorithms.off_policy.critic_losses import (
     conservative_gaps,
     conservative_multiplier_loss,
     expectile_loss,
     td_loss,
+)
+from vla_rl.algorithms.off_policy.recap import (
+    bin_loss,
+    expected_values,
+    guide,
+    label_advantages,
+    n_step_advantages,
+    normalised_returns,
+    smooth_advantages,
+    spread_over_bins,
 )
 from vla_rl.algorithms.off_policy.soft_actor import (
     SampledActions,
@@ -52,12 +56,6 @@ from vla_rl.algorithms.off_policy.targets import (
     reduce_critics,
     soft_values,
     td_targets,
-)
-from vla_rl.algorithms.off_policy.value_distributions import (
-    bin_loss,
-    expected_values,
-    guide,
-    spread_over_bins,
 )
 
 __all__ = [

@@ -19,8 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.algorithms.srpo.config import SrpoConfig
-from vla_rl.algorithms.srpo.rules import aligned_rewards, paper_rewards, released_rewards
+from vla_rl.algorithms.srpo.rules import (
+    SrpoConfig,
+    aligned_rewards,
+    paper_rewards,
+    released_rewards,
+)
 
 NOTHING_CARRIED: Final = MappingProxyType[str, NDArray[np.float32]]({})
 BELOW_ONE: Final = float(np.nextafter(np.float32(1.0), np.float32(0.0)))

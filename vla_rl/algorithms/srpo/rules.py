@@ -16,12 +16,57 @@ The first call that clusters imports scikit-learn, which takes a second or two: 
 an event loop must not wait.
 """
 
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.algorithms.srpo.config import SrpoConfig
+from vla_rl.types import FINITE, Config, NonNegativeInt, ReadIf, Share
 
 Vectors = NDArray[np.float64]
+Rule: TypeAlias = Literal["aligned", "paper", "released"]
+Clustering: TypeAlias = Literal["hdbscan", "k_distance"]
+
+
+class SrpoConfig(Config, frozen=True, kw_only=True):
+    """Settings of the rewards that distances to the references become."""
+
+    # options that the chosen rule does not read are reported: a sweep over them would show a
+    # difference that is noise
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("alpha",), "rule", ("paper", "aligned")),
+        ReadIf(("clusters", "radius_scale"), "rule", ("paper",)),
+        ReadIf(("radius_scale",), "clusters", ("k_distance",)),
+        ReadIf(("carry_over",), "references", ("task",)),
+    )
+
+    rule: Rule = "aligned"
+    """Reward rule of failures. `aligned`: the share of the nearest success that the failure
+    retraced (ours). `paper`: distances between whole trajectories, z-score, sigmoid, alpha.
+    `released`: the authors' code with its fixed constants."""
+
+    references: Literal["group", "task"] = "task"
+    """Successes that a failure is compared with. `task`: those of its task, from all groups of the
+    update, as in the paper. `group`: those of its own group, for tasks whose starts show different
+    places; a group without a success gets rewards of 0."""
+
+    alpha: Share = 0.8
+    """Weight of a failure's progress for `paper` and `aligned`; 0 gives the plain
+    success reward."""
+
+    clusters: Clustering = "k_distance"
+    """Clustering of successes into references, for `paper`. `k_distance`: DBSCAN with a radius
+    computed from the data. `hdbscan`: clusters of any density; needs dozens of successes per
+    task."""
+
+    radius_scale: Annotated[float, msgspec.Meta(gt=0, le=FINITE)] = 1.5
+    """Radius of `k_distance`, in multiples of the median distance between neighbouring
+    successes."""
+
+    carry_over: NonNegativeInt = 16
+    """Number of the newest successes kept per task as references for updates in which the task is
+    not solved; 0 keeps none."""
 
 
 def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> Vectors:

@@ -43,8 +43,7 @@ from vla_rl.learner.distributed.state import Part, copy_part
 from vla_rl.learner.imitation_backend import Preparation, SftRows, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
-from vla_rl.learner.predictions import choose_reference_scores
-from vla_rl.learner.prefixes import keep_prefixes
+from vla_rl.learner.predictions import choose_reference_scores, keep_prefixes
 from vla_rl.learner.scoring import score_batch
 from vla_rl.types import Observation
 from vla_rl.util.arrays import torch_dtype

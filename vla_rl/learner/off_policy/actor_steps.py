@@ -27,8 +27,9 @@ from vla_rl.algorithms.off_policy import (
     weighted_cloning_loss,
 )
 from vla_rl.learner.off_policy.batches import Batch
-from vla_rl.learner.off_policy.step_parts import (
+from vla_rl.learner.off_policy.training import (
     Draws,
+    HeadTraining,
     StepMetrics,
     act,
     draw_actions,
@@ -36,7 +37,6 @@ from vla_rl.learner.off_policy.step_parts import (
     value_actions,
     value_states,
 )
-from vla_rl.learner.off_policy.training import HeadTraining
 
 
 def train_rlt_actor(training: HeadTraining, batch: Batch, draws: Draws) -> StepMetrics:

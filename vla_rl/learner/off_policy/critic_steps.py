@@ -23,8 +23,9 @@ from vla_rl.algorithms.off_policy import (
 )
 from vla_rl.learner.off_policy.batches import Batch, State
 from vla_rl.learner.off_policy.critics import ActionCritics
-from vla_rl.learner.off_policy.step_parts import (
+from vla_rl.learner.off_policy.training import (
     Draws,
+    HeadTraining,
     StepMetrics,
     act,
     draw_actions,
@@ -32,7 +33,6 @@ from vla_rl.learner.off_policy.step_parts import (
     value_actions,
     value_states,
 )
-from vla_rl.learner.off_policy.training import HeadTraining
 
 
 def train_td3_critics(training: HeadTraining, batch: Batch, draws: Draws) -> StepMetrics:

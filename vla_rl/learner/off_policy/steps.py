@@ -23,8 +23,7 @@ from vla_rl.learner.off_policy.critic_steps import (
     train_soft_critics,
     train_td3_critics,
 )
-from vla_rl.learner.off_policy.step_parts import Draws, StepMetrics
-from vla_rl.learner.off_policy.training import HeadTraining
+from vla_rl.learner.off_policy.training import Draws, HeadTraining, StepMetrics
 
 Step: TypeAlias = Callable[[HeadTraining, Batch, Draws], StepMetrics]
 

@@ -17,13 +17,16 @@ import numpy as np
 from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.folder_settings import (
     CONFIG_FILE,
+    FIXED,
+    FIXED_STEPS,
     FolderSettings,
     get_count,
+    name_unknown,
     read_object,
+    require_fixed,
     require_horizon,
     require_widths,
 )
-from vla_rl.models.flow.lerobot_fields import FIXED, FIXED_STEPS, name_unknown, require_fixed
 from vla_rl.models.flow.normalization import (
     FIELDS,
     LEROBOT_EPSILON,

@@ -19,7 +19,7 @@ from transformers.models.paligemma.configuration_paligemma import PaliGemmaConfi
 from transformers.models.paligemma.modeling_paligemma import PaliGemmaModel
 from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 
-from vla_rl.models.flow.network import FlowInputs, Prefix
+from vla_rl.models.flow.network import FlowInputs, Prefix, embed_time
 from vla_rl.models.flow.pi_layers import (
     GemmaSize,
     LayerContext,
@@ -31,7 +31,6 @@ from vla_rl.models.flow.pi_layers import (
     rotary_tables,
     run_layers,
 )
-from vla_rl.models.flow.time_embedding import embed_time
 from vla_rl.types import Config, PositiveInt
 
 PiKind: TypeAlias = Literal["pi0", "pi05"]

@@ -17,10 +17,10 @@ from vla_rl.models.flow.folder_settings import (
     CONFIG_FILE,
     FolderSettings,
     read_object,
+    require_fixed,
     require_horizon,
     require_widths,
 )
-from vla_rl.models.flow.lerobot_fields import require_fixed
 from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder
 from vla_rl.models.flow.normalization import Project
 from vla_rl.models.flow.openpi_folder import ASSETS, read_openpi_folder

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_rl.models.flow.network import FlowInputs, Prefix
-from vla_rl.models.flow.time_embedding import embed_time
+from vla_rl.models.flow.network import FlowInputs, Prefix, embed_time
 from vla_rl.models.prismatic.action_tokens import ActionBounds
 from vla_rl.types import Config, PositiveInt
 

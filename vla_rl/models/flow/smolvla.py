@@ -32,8 +32,7 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMModel
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.attention import use_given_masks
-from vla_rl.models.flow.network import FlowInputs, Prefix
-from vla_rl.models.flow.time_embedding import embed_time
+from vla_rl.models.flow.network import FlowInputs, Prefix, embed_time
 from vla_rl.models.prismatic.trunk import ExactRotary
 from vla_rl.types import Config, NonNegativeInt, PositiveFloat, PositiveInt
 
