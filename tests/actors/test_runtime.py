@@ -221,7 +221,7 @@ async def use(runtime: Runtime) -> None:
 MYPY = """
 [mypy]
 strict = True
-[mypy-vla_rl,numpy.*,zmq.*]
+[mypy-vla_rl,numpy.*,torch.*,zmq.*]
 follow_imports = skip
 """
 
