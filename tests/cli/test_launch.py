@@ -144,6 +144,11 @@ def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")
     assert len(processes_of_session(process.pid)) >= 3
+    # an MLP needs neither transformers nor timm, whose imports took as long as the rest of a small run
+    loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "/torch/" in loaded
+    assert "/tokenizers/" not in loaded
+    assert "/scipy/" not in loaded
     memory = named_memory_of(processes_of_session(process.pid))
     process.kill()
     process.communicate(timeout=PATIENCE_S)

@@ -239,13 +239,15 @@ def test_options_of_hosts_are_unread_without_hosts() -> None:
     assert ClusterConfig(hosts="hosts.toml", learners=("a",)).unused_options() == {}
 
 
-def test_a_run_on_one_host_and_in_one_process_imports_nothing_of_several() -> None:
+def test_a_run_imports_nothing_of_several_hosts_or_of_policies_that_it_has_not() -> None:
     probe = (
         "import sys, vla_rl.run.train, vla_rl.recipes.train_toy\n"
-        "import vla_rl.learner.learner, vla_rl.learner.checkpoint.files\n"
+        "import vla_rl.learner.learner, vla_rl.learner.checkpoint.files, vla_rl.run.offline\n"
+        "import vla_rl.models.flow.small_folder, vla_rl.models.steered.policy\n"
         "print([m for m in sys.modules if m.startswith(('vla_rl.remote_rollout',"
         "'vla_rl.cluster.listed_hosts', 'vla_rl.cluster.host_file', 'vla_rl.remote_rollout.host_runner',"
-        "'vla_rl.remote_rollout.episode_store', 'vla_rl.learner.distributed', 'torch.distributed.fsdp'))])"
+        "'vla_rl.remote_rollout.episode_store', 'vla_rl.learner.distributed', 'torch.distributed.fsdp',"
+        "'timm', 'transformers', 'scipy'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True

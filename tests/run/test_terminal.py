@@ -191,6 +191,7 @@ def test_outside_of_the_main_thread_no_signal_is_listened_to_and_a_line_says_so(
 
 
 MAIN_THREAD_ALONE = {
+    "envs/bench2drive/carla_side/vla_rl_route_server.py": "a program on the machine with CARLA",
     "actors/host.py": "`vla-rl host`, a process of its own",
     "util/processes.py": "the first lines of a child process",
     "sandbox/child.py": "the first lines of a sandboxed call's process",

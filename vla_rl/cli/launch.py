@@ -21,7 +21,7 @@ from vla_rl.cli.offline_plan import plan_offline
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
-from vla_rl.pipelines.registry import learns_from_buffer
+from vla_rl.pipelines.registry import learns_from_buffer, learns_offline
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout import TaskStart
 from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
@@ -143,7 +143,6 @@ async def launch(
     environments that a dry run opens, if those of the starts share simulators; None: each of the starts'.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
-    from vla_rl.run.offline import learns_offline
     from vla_rl.run.train import TrainingRun, train
     from vla_rl.team.members import Team
 
@@ -249,7 +248,6 @@ async def _plan_and_rehearse(
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
     from vla_rl.run.estimates import concerns_gpus, estimate_run
-    from vla_rl.run.offline import learns_offline
     from vla_rl.run.stored_rows import check_sources
     from vla_rl.team.members import Team
 

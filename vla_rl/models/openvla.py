@@ -25,7 +25,7 @@ from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import SampledTokens
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.prismatic.action_tokens import ActionTokenizer
+from vla_rl.models.prismatic.action_tokens import ActionTokenizer, require_chunks
 from vla_rl.models.prismatic.adapters import add_adapters
 from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.models.prismatic.conventions import (
@@ -35,7 +35,7 @@ from vla_rl.models.prismatic.conventions import (
 )
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder, resolve_fields
 from vla_rl.models.prismatic.network import PrismaticNetwork
-from vla_rl.models.prismatic.policy import PrismaticPolicy, checkpoint_files, require_chunks
+from vla_rl.models.prismatic.policy import PrismaticPolicy, checkpoint_files
 from vla_rl.models.prismatic.processor import PrismaticBatch, read_tokenizer
 from vla_rl.models.prismatic.public_config import (
     Extension,

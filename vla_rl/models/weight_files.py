@@ -1,4 +1,4 @@
-"""Files of weights in a checkpoint folder: whether they may be used.
+"""Files of weights in a checkpoint folder: whether they may be used, and fit their network.
 
     folder ─► manifest ─► no adapter beside ─► one source of each tensor ─► digests of the hub
 
@@ -331,3 +331,44 @@ def require_loaded(report: Mapping[str, Any], source: object) -> None:
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
         raise CheckpointError(f"the tensors of {source} do not match its configuration: {unfit}")
+
+
+def check_names(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path | None = None
+) -> None:
+    """Check tensors as `check_shapes` checks their shapes."""
+    check_shapes(list_shapes(expected), list_shapes(found), folder)
+
+
+def list_shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return the shape of each tensor."""
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_shapes(
+    expected: Mapping[str, list[int]], found: Mapping[str, list[int]], folder: Path | None
+) -> None:
+    """Raise CheckpointError unless both have the same names with the same shapes.
+
+    Args:
+        expected: shapes by the network's names.
+        found: those of a checkpoint.
+        folder: the checkpoint, for the error; None if there is none.
+    """
+    misshapen = [
+        f"{name} {found[name]} instead of {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    kinds = (
+        ("missing", sorted(expected.keys() - found.keys())),
+        ("unknown", sorted(found.keys() - expected.keys())),
+        ("of another shape", misshapen),
+    )
+    complaints = [f"{len(names)} {kind}: {list_some(names)}" for kind, names in kinds if names]
+    if complaints:
+        raise CheckpointError(
+            f"the tensors of {folder or 'the checkpoint'} do not fit the network of its config "
+            f"({len(expected)} expected): {'; '.join(complaints)}. Take the checkpoint as it was saved, whole "
+            "and with nothing added: a loader that skips names leaves weights random."
+        )

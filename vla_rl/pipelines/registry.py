@@ -16,7 +16,7 @@ from vla_rl.algorithms.losses.config import PolicyLossSettings
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline, TaskGraph, load_pipeline
 from vla_rl.learner import CriticConfig
-from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig, RunConfig
 from vla_rl.pipelines.nodes.advantages import GroupAdvantage
 from vla_rl.pipelines.parts import Parts
 from vla_rl.util.imports import choose, is_function_path, load_function
@@ -94,6 +94,15 @@ def learns_from_buffer(pipeline: str) -> bool:
     Raises: ConfigError for an unknown name.
     """
     return "off_policy" in _module_names(pipeline).get("READS", ())
+
+
+def learns_offline(config: LearningConfig) -> bool:
+    """Return whether a run learns from stored episodes alone."""
+    return (
+        learns_from_buffer(config.pipeline)
+        and isinstance(config, EmbodiedConfig)
+        and config.replay.source is not None
+    )
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:

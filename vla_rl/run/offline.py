@@ -15,8 +15,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import Checkpoint, LearnerTeam, load_checkpoint
 from vla_rl.learner.off_policy.run_replay import REPLAY, RunReplay
-from vla_rl.pipelines.config import EmbodiedConfig, LearningConfig
-from vla_rl.pipelines.registry import learns_from_buffer
+from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.replay import ReplayState
 from vla_rl.reporting import MetricLog, RunDirectory
 from vla_rl.run.imported_rows import RowImporter
@@ -27,15 +26,6 @@ from vla_rl.run.terminal import StopSignal, lasting_output
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.heads import get_head_learner, make_head_learner, require_head
 from vla_rl.team.members import Team, Trainable
-
-
-def learns_offline(config: LearningConfig) -> bool:
-    """Return whether a run learns from stored episodes alone."""
-    return (
-        learns_from_buffer(config.pipeline)
-        and isinstance(config, EmbodiedConfig)
-        and config.replay.source is not None
-    )
 
 
 async def learn_offline(

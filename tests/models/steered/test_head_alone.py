@@ -32,8 +32,8 @@ from vla_rl.models.shipped import (
     SHIPPED_FLOW,
 )
 from vla_rl.models.steered import SteeredPolicy, SteeringConfig
+from vla_rl.models.steered.bases import compute_base_digest
 from vla_rl.models.steered.config import BaseSource, SteeringKind
-from vla_rl.models.steered.digest import compute_base_digest
 from vla_rl.models.steered.folder import load_base, load_steered
 from vla_rl.types import (
     ActionChunk,

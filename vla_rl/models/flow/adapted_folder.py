@@ -27,10 +27,9 @@ from vla_rl.models.flow.trained_parts import (
 )
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.conventions import CheckpointFormat
-from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.small_files import save_folder
 from vla_rl.models.tensor_reading import tensor_files
-from vla_rl.models.weight_files import read_weights
+from vla_rl.models.weight_files import check_names, read_weights
 from vla_rl.util.atomic_files import MANIFEST
 from vla_rl.util.ownership import OwnedFolder
 

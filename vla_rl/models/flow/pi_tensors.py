@@ -22,9 +22,8 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.normalization import Project
 from vla_rl.models.flow.pi import PiKind, PiSize, VisionSize
 from vla_rl.models.flow.pi_layers import GemmaSize
-from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.tensor_reading import iterate_tensors, list_some, tensor_files, tensor_shapes
-from vla_rl.models.weight_files import check_weights
+from vla_rl.models.weight_files import check_names, check_weights
 from vla_rl.util.arrays import require_finite
 
 PREFIXES: Final[Mapping[Project, str]] = {"openpi": "", "lerobot": "model."}

@@ -25,9 +25,8 @@ from vla_rl.models.flow.small import MAX_WORDS, NUM_HASHES, SmallFlowConfig, Sma
 from vla_rl.models.observed_values import describe_array
 from vla_rl.models.prismatic.action_tokens import ActionScaler
 from vla_rl.models.prismatic.conventions import CheckpointFormat
-from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.small_files import companion_files
-from vla_rl.models.weight_files import read_weights
+from vla_rl.models.weight_files import check_names, read_weights
 from vla_rl.types import Config, Observation
 
 CONFIG_FILE: Final = "config.json"

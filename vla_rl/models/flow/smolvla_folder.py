@@ -35,9 +35,8 @@ from vla_rl.models.flow.pi_prompt import (
 )
 from vla_rl.models.flow.smolvla import SmolVlaConfig, SmolVlaNetwork
 from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.tensor_reading import iterate_tensors, list_some, tensor_files, tensor_shapes
-from vla_rl.models.weight_files import check_weights
+from vla_rl.models.weight_files import check_names, check_weights
 from vla_rl.util.arrays import require_finite
 from vla_rl.util.values import excerpt
 

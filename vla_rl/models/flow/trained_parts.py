@@ -21,7 +21,7 @@ from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.network import FlowLayout
 from vla_rl.models.prismatic.adapters import ADAPTER_NAME, get_adapter
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.models.prismatic.weights import check_names
+from vla_rl.models.weight_files import check_names
 from vla_rl.types import Config, PositiveInt
 
 TrainedPart: TypeAlias = Literal["all", "expert"]

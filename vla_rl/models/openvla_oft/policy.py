@@ -36,11 +36,11 @@ from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.parts import split_parts
-from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
+from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer, require_chunks
 from vla_rl.models.prismatic.config import Head, NewPart, OpenVlaOftConfig, ProprioConfig
 from vla_rl.models.prismatic.conventions import AS_STORED, CheckpointFormat, refuse_unused
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
-from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
+from vla_rl.models.prismatic.policy import PrismaticPolicy
 from vla_rl.models.prismatic.processor import PrismaticBatch, deduplicate, read_tokenizer
 from vla_rl.types import Observation, Sampling
 
@@ -118,7 +118,7 @@ class OpenVlaOft(OftPolicy):
     vllm_form = "vla_rl.models.vllm.served_prismatic:serve_prismatic"
     """Function that returns the form that vLLM engines serve."""
 
-    frozen_base = "vla_rl.models.steered.bases:OftTokenBase"
+    frozen_base = "vla_rl.models.steered.oft_bases:OftTokenBase"
     """Class of the base that it is under a head."""
 
     def __init__(
@@ -266,7 +266,7 @@ class ContinuousOpenVlaOft(OftPolicy):
     @property
     def frozen_base(self) -> str | None:
         """Class of the base that it is under a head; None with the diffusion head."""
-        return "vla_rl.models.steered.bases:L1Base" if self.config.head == "l1" else None
+        return "vla_rl.models.steered.oft_bases:L1Base" if self.config.head == "l1" else None
 
     @classmethod
     def load(

@@ -159,3 +159,11 @@ class ActionTokenizer:
         bins = np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)
         centres: np.ndarray = self._centres[bins]
         return centres
+
+
+def require_chunks(actions: np.ndarray, chunk_size: int, action_dim: int) -> None:
+    """Raise ValueError unless `actions` are chunks [B, chunk_size, action_dim]."""
+    if actions.ndim != 3 or actions.shape[1:] != (chunk_size, action_dim):
+        raise ValueError(
+            f"actions are {list(actions.shape)}, expected [B, {chunk_size}, {action_dim}]."
+        )

@@ -48,8 +48,9 @@ from vla_rl.models.prismatic.public_config import (
     public_name,
     timm_name,
 )
-from vla_rl.models.prismatic.weights import check_names, write_weights
+from vla_rl.models.prismatic.weights import write_weights
 from vla_rl.models.robot_policy import TracedValue
+from vla_rl.models.weight_files import check_names
 from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
@@ -270,14 +271,6 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         config = msgspec.structs.replace(self.config, lora=lora)
         network = build_with_weights(lambda: self.build_network(config), tensors, seed)
         return type(self)(config, network, self._tokenizer, self._origin)
-
-
-def require_chunks(actions: np.ndarray, chunk_size: int, action_dim: int) -> None:
-    """Raise ValueError unless `actions` are chunks [B, chunk_size, action_dim]."""
-    if actions.ndim != 3 or actions.shape[1:] != (chunk_size, action_dim):
-        raise ValueError(
-            f"actions are {list(actions.shape)}, expected [B, {chunk_size}, {action_dim}]."
-        )
 
 
 def checkpoint_files(

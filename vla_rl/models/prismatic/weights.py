@@ -35,12 +35,11 @@ from vla_rl.models.tensor_reading import (
     Index,
     IndexMetadata,
     iterate_tensors,
-    list_some,
     stored_dtype,
     tensor_files,
     tensor_shapes,
 )
-from vla_rl.models.weight_files import check_weights
+from vla_rl.models.weight_files import check_shapes, check_weights, list_shapes
 from vla_rl.util.arrays import require_finite
 from vla_rl.util.atomic_files import writing_folder
 
@@ -79,7 +78,7 @@ def load_weights(
     # within a second.
     check_weights(folder)
     files = {name: file for name, file in tensor_files(folder).items() if name not in extra}
-    held = {**tensor_shapes(folder, files), **_shapes(extra)}
+    held = {**tensor_shapes(folder, files), **list_shapes(extra)}
     # An adapter for another layer would be left out in silence otherwise.
     _refuse_misfits(adapters, held, folder)
     expected = {
@@ -87,8 +86,8 @@ def load_weights(
         for name, tensor in network.state_dict().items()
         if not name.startswith(missing)
     }
-    _refuse_others(
-        _shapes(expected), {inner_name(name): shape for name, shape in held.items()}, folder
+    check_shapes(
+        list_shapes(expected), {inner_name(name): shape for name, shape in held.items()}, folder
     )
     if dtype is None:
         num_bytes = sum((folder / file).stat().st_size for file in set(files.values()))
@@ -108,19 +107,6 @@ def load_weights(
         )
 
 
-def check_names(
-    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path | None = None
-) -> None:
-    """Raise CheckpointError unless both have the same names with the same shapes.
-
-    Args:
-        expected: tensors by the network's names.
-        found: those of a checkpoint.
-        folder: the checkpoint, for the error; None if there is none.
-    """
-    _refuse_others(_shapes(expected), _shapes(found), folder)
-
-
 def _refuse_misfits(
     adapters: Mapping[str, Adapter], held: Mapping[str, list[int]], folder: Path
 ) -> None:
@@ -136,32 +122,6 @@ def _refuse_misfits(
                 f"the adapter of {layer} fits a weight of shape {adapter.weight_shape}; that of "
                 f"{folder} has {shape}."
             )
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _refuse_others(
-    expected: Mapping[str, list[int]], found: Mapping[str, list[int]], folder: Path | None
-) -> None:
-    misshapen = [
-        f"{name} {found[name]} instead of {shape}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    kinds = (
-        ("missing", sorted(expected.keys() - found.keys())),
-        ("unknown", sorted(found.keys() - expected.keys())),
-        ("of another shape", misshapen),
-    )
-    complaints = [f"{len(names)} {kind}: {list_some(names)}" for kind, names in kinds if names]
-    if complaints:
-        raise CheckpointError(
-            f"the tensors of {folder or 'the checkpoint'} do not fit the network of its config "
-            f"({len(expected)} expected): {'; '.join(complaints)}. Take the checkpoint as it was saved, whole "
-            "and with nothing added: a loader that skips names leaves weights random."
-        )
 
 
 def _require_memory(needed: int, device: torch.device) -> None:

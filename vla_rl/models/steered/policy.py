@@ -23,9 +23,8 @@ from vla_rl.engines.sampling import sampling_columns
 from vla_rl.errors import CheckpointError
 from vla_rl.models.example_inputs import example_observation
 from vla_rl.models.families import CONFIG_FILE, find_family
+from vla_rl.models.prismatic.action_tokens import require_chunks
 from vla_rl.models.prismatic.conventions import AS_STORED
-from vla_rl.models.prismatic.policy import require_chunks
-from vla_rl.models.prismatic.weights import check_names
 from vla_rl.models.robot_policy import RobotPolicy
 from vla_rl.models.small_files import save_folder
 from vla_rl.models.steered.bases import FrozenBase, freeze_base
@@ -42,6 +41,7 @@ from vla_rl.models.steered.decisions import (
 from vla_rl.models.steered.file import SteeredFile
 from vla_rl.models.steered.heads import SteeringDistribution, SteeringHead
 from vla_rl.models.steered.kinds import make_steering
+from vla_rl.models.weight_files import check_names
 from vla_rl.replay.transitions import TransitionLayout
 from vla_rl.types import Observation, Sampling
 from vla_rl.types.observation import DRAWN_KEY
