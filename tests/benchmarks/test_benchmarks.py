@@ -153,7 +153,10 @@ async def test_in_words_a_request_is_fulfilled_as_in_the_simulator(
     assert info["is_success"] is fulfilled
 
 
-def test_planners_are_compared_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planners_are_compared_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_words, "MAX_REPLY", 16)
     write_tiny(tmp_path, TinyConfig(context_size=2048, vocab_size=300), ["Light it."] * 4, seed=0)
     assert planner_words.main([str(tmp_path), "--num", "2"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])

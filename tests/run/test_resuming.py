@@ -451,8 +451,10 @@ OWNS = {"owned", "owned_recording", "sole_owner"}
 
 def calls_in(path: Path) -> set[str]:
     """Return the functions that a module calls, methods of classes with the class's name."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = set(), path.read_text()
+    if not any(name in text for name in OPENS | OWNS):
+        return found
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             found |= {name, name.rpartition(".")[2]}
