@@ -21,12 +21,10 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import result_table
 from vla_rl.evaluation.contact_sheets import (
     FRAMES_PER_S,
-    MOST_SCENES,
     WatchedEpisode,
-    _chosen_scenes,
     caption_episodes,
-    write_drive_sheet,
 )
+from vla_rl.evaluation.drive_sheets import MOST_SCENES, _chosen_scenes, write_drive_sheet
 from vla_rl.evaluation.scenes import (
     LiberoScene,
     MetaworldScene,

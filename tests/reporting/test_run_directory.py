@@ -143,6 +143,12 @@ def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:
         ConfigError, match=f"no config.json.*runs in .* are: {re.escape(run.path.name)}"
     ):
         RunDirectory.resume(tmp_path / "other")
+    checkpoint = run.checkpoints / "update-000012"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=f"run {re.escape(str(run.path))}; .* --resume-from update-000012"
+    ):
+        RunDirectory.resume(checkpoint)
     with pytest.raises(ConfigError, match="holds no run"):
         RunDirectory.resume(tmp_path / "nowhere" / "at_all")
 

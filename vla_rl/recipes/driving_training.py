@@ -24,7 +24,7 @@ from vla_rl.envs.driving.scores.pdm import parse_reward
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.conditions import POLICY_DIGEST
-from vla_rl.evaluation.contact_sheets import write_drive_sheet
+from vla_rl.evaluation.drive_sheets import write_drive_sheet
 from vla_rl.evaluation.held_out import ContactSheetWriter, HeldOutEvaluator
 from vla_rl.evaluation.held_out_schedule import HeldOutDecoding
 from vla_rl.evaluation.records import SCORES

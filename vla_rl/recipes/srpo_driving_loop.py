@@ -26,7 +26,7 @@ from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
 from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.scores import Version
 from vla_rl.evaluation.conditions import POLICY_DIGEST
-from vla_rl.evaluation.contact_sheets import write_drive_sheet
+from vla_rl.evaluation.drive_sheets import write_drive_sheet
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import compute_digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig

@@ -126,7 +126,11 @@ class RunDirectory:
         if not os.path.isfile(path / CONFIG_FILE):
             others = _sibling_runs(path)
             found = (
-                f"runs in {path.absolute().parent} are: {', '.join(others)}"
+                f"it is a checkpoint of the run {path.parent.parent}; give that folder, and to resume from this "
+                f"checkpoint also --resume-from {path.name}"
+                if os.path.isfile(path.parent.parent / CONFIG_FILE)
+                and path.parent.name == "checkpoints"
+                else f"runs in {path.absolute().parent} are: {', '.join(others)}"
                 if others
                 else f"{path.absolute().parent} holds no runs either; give the folder that the run "
                 "has printed, such as runs/srpo_libero-20260101-120000"
