@@ -6,6 +6,7 @@ anything.
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -64,6 +65,32 @@ async def test_a_node_that_exits_fails(run_all: Any) -> None:
     assert "node 'bad' failed in update 0: RuntimeError: it raised SystemExit: 3" in str(failure)
     assert isinstance(failure.__cause__, RuntimeError)
     assert isinstance(failure.__cause__.__cause__, SystemExit)
+
+
+async def exit_as_a_source() -> AsyncIterator[int]:
+    yield 1
+    sys.exit(3)
+
+
+async def exit_at_an_item(item: int) -> int:
+    sys.exit(item)
+
+
+@pytest.mark.parametrize("place", ["source", "item"])
+async def test_a_stream_s_node_that_exits_fails(run_all: Any, place: str) -> None:
+    pipeline = Pipeline("p").add_node("bad", exit_as_a_source, writes="n")
+    if place == "item":
+        pipeline = (
+            Pipeline("p")
+            .add_node("good", numbers, writes="n")
+            .add_node("bad", exit_at_an_item, reads={"item": "n"}, writes="x", stream=True)
+        )
+    failure = await failure_of(run_all, pipeline)
+    assert "node 'bad' failed in update 0: RuntimeError: it raised SystemExit: 3" in str(failure)
+
+
+async def numbers() -> AsyncIterator[int]:
+    yield 3
 
 
 async def refuse(value: int) -> None:

@@ -6,7 +6,7 @@ A node's return value is checked against the names it declared to write.
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import partial
@@ -113,14 +113,11 @@ def _describe_result(value: object) -> str:
     return "None" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-async def _contain_exit(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work`; its SystemExit would end the whole loop, and leave no error."""
-    try:
-        await work()
-    except SystemExit as error:
-        raise RuntimeError(
-            f"it raised SystemExit: {error}, expected an Exception, such as RuntimeError"
-        ) from error
+def _explain_exit(error: SystemExit) -> RuntimeError:
+    """Return what to raise instead; a SystemExit would end the whole loop, and leave no error."""
+    return RuntimeError(
+        f"it raised SystemExit: {error}, expected an Exception, such as RuntimeError"
+    )
 
 
 class NodeRun:
@@ -181,9 +178,7 @@ class NodeRun:
         # table of times finds the node there that asked for work.
         context = contextvars.copy_context()
         context.run(CURRENT_NODE.set, name)
-        self.task = asyncio.get_running_loop().create_task(
-            _contain_exit(work), name=name, context=context
-        )
+        self.task = asyncio.get_running_loop().create_task(work(), name=name, context=context)
         # a callback and not an awaiting task: it runs in the same turn, so that no node of an update
         # ends without its dependents being started or skipped
         self.task.add_done_callback(lambda _: on_end(self))
@@ -213,6 +208,12 @@ class NodeRun:
         self.activity.pause_work()
 
     async def _source(self) -> None:
+        try:
+            await self._pass_on_items()
+        except SystemExit as error:
+            raise _explain_exit(error) from error
+
+    async def _pass_on_items(self) -> None:
         """Pass on the items of the generator; resources are held only while it makes an item."""
         failures = 0
         while True:
@@ -257,6 +258,8 @@ class NodeRun:
                     if failures > planned.retries:
                         raise
                     self._log_retry(failures, error)
+        except SystemExit as error:
+            raise _explain_exit(error) from error
         finally:
             self._release_resources(len(planned.resources))
 
