@@ -88,7 +88,7 @@ LISTED: Final = {
     ("envs/bench2drive/carla_side/vla_rl_agent.py", "config['host']"): "written by this package",
     ("envs/bench2drive/carla_side/vla_rl_agent.py", "config['port']"): "written by this package",
     (
-        "evaluation/contact_sheets.py",
+        "evaluation/drive_sheets.py",
         "kwargs.get('kind') or draw_world(number, kwargs['split']).kind",
     ): "an option that the environment has checked",
     ("envs/text/tools.py", "schema.get('type', 'any')"): "a schema that msgspec made",

@@ -76,10 +76,10 @@ async def exit_at_an_item(item: int) -> int:
     sys.exit(item)
 
 
-@pytest.mark.parametrize("place", ["source", "item"])
-async def test_a_stream_s_node_that_exits_fails(run_all: Any, place: str) -> None:
+@pytest.mark.parametrize("where", ["source", "item"])
+async def test_a_stream_s_node_that_exits_fails(run_all: Any, where: str) -> None:
     pipeline = Pipeline("p").add_node("bad", exit_as_a_source, writes="n")
-    if place == "item":
+    if where == "item":
         pipeline = (
             Pipeline("p")
             .add_node("good", numbers, writes="n")
