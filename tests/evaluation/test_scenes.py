@@ -253,12 +253,17 @@ def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) 
     assert describe_other_images(str(tmp_path / "again"), "wheels", 84, "exact") is not None
 
 
-def test_a_policy_that_was_trained_here_is_shown_the_images_of_its_training(tmp_path: Path) -> None:
-    trained = SrpoLiberoConfig(assets="stand-ins").load_starting_policy()
+@pytest.mark.parametrize("start", ["shipped", "shipped_flow"])
+def test_a_policy_that_was_trained_here_is_shown_the_images_of_its_training(
+    tmp_path: Path, start: str
+) -> None:
+    trained = SrpoLiberoConfig(policy=start, assets="stand-ins").load_starting_policy()
     seen = TrainingImages(image_size=84, quality="fast", assets="stand-ins")
     assert trained.config.training_images == seen  # type: ignore[attr-defined]
     mine, head = str(tmp_path / "mine"), str(tmp_path / "head")
-    trained.save(tmp_path / "mine")
+    trained.copy().save(tmp_path / "first")
+    # whatever is done with it later
+    load_policy(str(tmp_path / "first"), AS_STORED, torch.device("cpu")).save(tmp_path / "mine")
     base = load_base(mine, AS_STORED, torch.device("cpu"), False)
     SteeredPolicy.create(base, SteeringConfig(scale=(0.5,)), seed=0).save(tmp_path / "head")
     for checkpoint in (mine, head):

@@ -177,6 +177,9 @@ def test_ppo_trains_the_shipped_flow_in_real_libero(tmp_path: Path) -> None:
     start = starting_policy(read("ppo").config)
     assert isinstance(start, FlowPolicy)
     assert trained.config.sampling == start.config.sampling
+    # an evaluation shows it the images of its training
+    evaluation = EvalLiberoConfig(checkpoint=str(run / "checkpoints/update-000001/policy"))
+    assert (evaluation.scene.image_size, evaluation.scene.quality) == (84, "fast")
 
 
 @pytest.fixture(scope="module")

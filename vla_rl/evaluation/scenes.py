@@ -7,6 +7,7 @@ One line warns if a policy that ships, or that was trained here, sees other imag
 """
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from vla_rl.models.shipped import (
     resolve_name,
 )
 from vla_rl.types import Config, EnvSpec, PositiveInt
+from vla_rl.util.foreign_data import reading
 
 if TYPE_CHECKING:
     from vla_rl.models.prismatic.config import TrainingImages
@@ -240,7 +242,7 @@ def note_training_images(policy: Any, scene: Scene) -> None:
     """Write down in a policy's configuration the images that it is trained on: its checkpoints name them, and
     later commands choose the same.
 
-    Families without such a setting, which are not OpenVLA's, stay as they are.
+    Families without such a setting, which are neither OpenVLA's nor flow policies, stay as they are.
     """
     if not hasattr(policy.config, "training_images"):
         return
@@ -253,7 +255,9 @@ def note_training_images(policy: Any, scene: Scene) -> None:
             is_placeholder = find_assets(scene.assets).source == PLACEHOLDER_ASSETS
             kind = PLACEHOLDER_ASSETS if is_placeholder else "own"
     images = TrainingImages(image_size=scene.image_size, quality=scene.quality, assets=kind)
-    policy.config = msgspec.structs.replace(policy.config, training_images=images)
+    is_struct = isinstance(policy.config, msgspec.Struct)
+    replaced: Any = msgspec.structs.replace if is_struct else dataclasses.replace
+    policy.config = replaced(policy.config, training_images=images)
 
 
 def describe_other_images(
@@ -323,7 +327,7 @@ def _known_training_images(checkpoint: str) -> "TrainingImages | None":
 def _training_images(checkpoint: str) -> "TrainingImages | None":
     # the layouts of checkpoints come with it, which a plan of evaluations does without
     from vla_rl.models.families import read_config_type
-    from vla_rl.models.prismatic.config import TrainingImages
+    from vla_rl.models.prismatic.config import IMAGES_FILE, TrainingImages
     from vla_rl.models.prismatic.public_config import read_extension
     from vla_rl.models.steered.file import MODEL_TYPE, read_steered_file
 
@@ -333,6 +337,10 @@ def _training_images(checkpoint: str) -> "TrainingImages | None":
         if base is None:
             return None
         checkpoint, folder = base.path, Path(os.path.expanduser(base.path))
+    if (folder / IMAGES_FILE).is_file():
+        path = folder / IMAGES_FILE
+        with reading(path, "sizes and quality of images", "copy it again", error=CheckpointError):
+            return msgspec.json.decode(path.read_bytes(), type=TrainingImages)
     if not is_base_policy(checkpoint):
         return read_extension(folder).training_images
     is_placeholder = folder.resolve() == PLACEHOLDER_BASE_POLICY.resolve()

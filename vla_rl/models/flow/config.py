@@ -9,6 +9,7 @@ import numpy as np
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.network import FlowProcessor
 from vla_rl.models.flow.transitions import Schedule
+from vla_rl.models.prismatic.config import TrainingImages
 from vla_rl.models.prismatic.conventions import CheckpointFormat, Guidance
 from vla_rl.types import Config, NonNegativeFloat, PositiveInt
 
@@ -72,6 +73,7 @@ class FlowPolicyConfig:
         action_ends: the least and the greatest value of each number of an action that the statistics of such a
             folder scale: quantiles, or a deviation around the mean.
         state_offsets: first numbers of an action that are offsets from the state.
+        training_images: images that it is trained on here; None: those that a file of its folder names, if any.
     """
 
     cameras: tuple[str, ...]
@@ -84,6 +86,7 @@ class FlowPolicyConfig:
     padded_dim: int | None = None
     action_ends: tuple[tuple[float, float], ...] | None = None
     state_offsets: int = 0
+    training_images: TrainingImages | None = None
 
     def describe(self) -> str:
         """Describe in one line what the policy sees, decides and executes."""

@@ -14,12 +14,14 @@ plan of a moving robot (`real_time`).
 """
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -56,7 +58,7 @@ from vla_rl.models.flow.trained_parts import (
 )
 from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.observed_values import require_dicts
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import IMAGES_FILE, LoraConfig
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Observation, Sampling
@@ -328,7 +330,9 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return the small files of the folder by name."""
-        return self._layout.encode_files(self.config.sampling)
+        files = self._layout.encode_files(self.config.sampling)
+        images = self.config.training_images
+        return files if images is None else {**files, IMAGES_FILE: msgspec.json.encode(images)}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into the network; every name and shape has to match."""
@@ -347,7 +351,10 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         self, network: Any, sampling: FlowSampling, layout: FlowLayout | None = None
     ) -> "FlowPolicy":
         parts = (network, self._processor, layout or self._layout, sampling)
-        return FlowPolicy(*parts, self.config.chunk_size)
+        policy = FlowPolicy(*parts, self.config.chunk_size)
+        images = self.config.training_images
+        policy.config = dataclasses.replace(policy.config, training_images=images)
+        return policy
 
     @property
     def _chunk_shape(self) -> tuple[int, int]:

@@ -181,6 +181,10 @@ Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 (ALOHA)."""
 
 
+IMAGES_FILE: Final = "vla_rl_images.json"
+"""File with the `TrainingImages` of a policy whose folder is laid out by another project, as flow policies' are."""
+
+
 class TrainingImages(Config, frozen=True, kw_only=True):
     """Conditions of the simulated images that a policy was trained on.
 
