@@ -122,22 +122,20 @@ class PolicyLearner:
     ) -> UpdateReport:
         """Update the policy from trajectories, and publish the new weights.
 
-        If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later
-        updates. Rows without a signal (every advantage is 0, and no entropy, KL or other term has
-        a gradient) are not computed, which leaves the gradient as it is. Optimizer steps without
-        other rows are skipped, because Adam's momentum would still move the weights. The version
-        rises anyway.
+        If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later updates.
+        Rows without a signal (every advantage is 0, and no entropy, KL or other term has a gradient) are not
+        computed, which leaves the gradient as it is. Optimizer steps without other rows are skipped, because
+        Adam's momentum would still move the weights. The version rises anyway.
 
         Args:
             trajectories: episodes to learn from.
             advantages: for each trajectory one number, one per decision, or one per token.
-            reference_log_probs: for each trajectory float32 [T] of each decision, if the loss has a
-                KL term.
+            reference_log_probs: for each trajectory float32 [T] of each decision, if the loss has a KL term.
 
-        Raises: ValueError if there is nothing to learn from, if shapes do not fit, or for a
-            log-prob of an engine, the reference or the model that is not finite or above 0, naming
-            its episode; PolicyMismatchError if the first update's ratio is not 1; DivergedError for
-            repeated gradients that are not finite.
+        Raises: ValueError if there is nothing to learn from, if shapes do not fit, or for a log-prob of an
+            engine, the reference or the model that is not finite or above 0, naming its episode;
+            PolicyMismatchError if the first update's ratio is not 1; DivergedError for repeated gradients
+            that are not finite.
         """
         require_drawn(trajectories, self._check_drawn)
         decisions = await self._lane.prepare(
@@ -386,11 +384,9 @@ def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
     None if there are none.
     """
     num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
-    return (
-        float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared
-        if num_compared
-        else None
-    )
+    if num_compared == 0:
+        return None
+    return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared
 
 
 def _ratios_by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:

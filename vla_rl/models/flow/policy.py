@@ -14,7 +14,6 @@ plan of a moving robot (`real_time`).
 """
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -275,9 +274,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
             dim, read = self.config.action_dim, self.read(batch)
             errors = imitation_errors(self._network, read, batch, numbers, dim, self._num_draws)
             return -errors, torch.zeros_like(errors)
-        mean, std = scale_noise(
-            self.predict_transition(batch), to_device(temperatures, self._device).float()
-        )
+        scale = to_device(temperatures, self._device).float()
+        mean, std = scale_noise(self.predict_transition(batch), scale)
         counted = Transition(self._count(mean)[:, None], std)
         density = log_density(numbers[:, None], counted)[:, 0]
         return density, entropy(counted)[:, None].expand_as(density)
@@ -320,9 +318,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         A chunk that `sample` returns has what its actions are offsets from in it.
         """
-        return self._processor.restore_actions(
-            tokens.reshape(len(tokens), -1, self.config.action_dim)
-        )
+        numbers = tokens.reshape(len(tokens), -1, self.config.action_dim)
+        return self._processor.restore_actions(numbers)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return every parameter under its name in the folder; views, not copies."""
@@ -351,9 +348,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         self, network: Any, sampling: FlowSampling, layout: FlowLayout | None = None
     ) -> "FlowPolicy":
         parts = (network, self._processor, layout or self._layout, sampling)
-        policy = FlowPolicy(*parts, self.config.chunk_size)
-        images = self.config.training_images
-        policy.config = dataclasses.replace(policy.config, training_images=images)
+        policy, images = FlowPolicy(*parts, self.config.chunk_size), self.config.training_images
+        policy.config = replace(policy.config, training_images=images)
         return policy
 
     @property
@@ -361,9 +357,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return self._network.horizon, self._network.action_dim
 
     def _velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
-        return predict_velocity(
-            self._network, prefix, x, time, self.config.sampling.advantage_guidance
-        )
+        guidance = self.config.sampling.advantage_guidance
+        return predict_velocity(self._network, prefix, x, time, guidance)
 
     def _count(self, values: Tensor) -> Tensor:
         """Return the counted part of [N, H, P]: executed rows, the robot's dimensions, [N, T]."""
