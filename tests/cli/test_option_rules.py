@@ -123,8 +123,7 @@ def find_refused(kind: Any, lines: Sequence[tuple[str, ...]]) -> dict[tuple[str,
 # a command line takes 0.14 s of tyro, so each is tried with every fourth recipe; the proof tries all
 @pytest.mark.parametrize(
     ("turn", "kind"),
-    list(enumerate(training_recipes())),
-    ids=lambda value: getattr(value, "__name__", ""),
+    [pytest.param(*each, id=each[1].__name__) for each in enumerate(training_recipes())],
 )
 def test_no_setting_is_refused_because_of_an_option_that_the_user_did_not_set(
     turn: int, kind: Any

@@ -17,7 +17,7 @@ from vla_rl.cli.help import field_docs
 from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation import result_table
 from vla_rl.evaluation.contact_sheets import (
     FRAMES_PER_S,
@@ -251,6 +251,13 @@ def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) 
     assert describe_other_images(mine, "wheels", 84, "fast") is None
     OpenVlaOft.load(mine).save(tmp_path / "again")
     assert describe_other_images(str(tmp_path / "again"), "wheels", 84, "exact") is not None
+
+
+def test_images_of_a_training_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
+    SrpoLiberoConfig(policy="shipped_flow").load_starting_policy().save(tmp_path / "mine")
+    (tmp_path / "mine/vla_rl_images.json").write_text('{"image_size": 84')
+    with pytest.raises(CheckpointError, match=r"vla_rl_images\.json.*sizes and quality of images"):
+        describe_other_images(str(tmp_path / "mine"), "wheels", 84, "fast")
 
 
 @pytest.mark.parametrize("start", ["shipped", "shipped_flow"])

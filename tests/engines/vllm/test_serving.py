@@ -192,7 +192,7 @@ async def converse(engine: Any, seed: int) -> list[Completion]:
 
 @pytest.mark.needs_vllm
 @pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")
-# SmolVLM is Idefics 3 with another table of sizes
+# images of Idefics 3 are read by the same code as those of SmolVLM (`TileReader`)
 @pytest.mark.parametrize(
     "family",
     [
